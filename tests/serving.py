@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
+import subprocess
 import threading
+from functools import cached_property
 
 import uvicorn
 
@@ -55,6 +58,30 @@ async def production(app, **options):
     finally:
         server.should_exit = True
         await task
+
+
+class Certificate:
+    """A certificate for 127.0.0.1 that nobody else trusts: its files ``key`` and ``cert``, made in ``folder``."""
+
+    def __init__(self, folder):
+        self.key, self.cert = str(folder / "key.pem"), str(folder / "cert.pem")
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.key, "-out", self.cert,
+             "-days", "1", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+    @cached_property
+    def server(self):
+        """A server's context."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
+    @cached_property
+    def trusting(self):
+        """A client's context that trusts it."""
+        return ssl.create_default_context(cafile=self.cert)
 
 
 class Latch:

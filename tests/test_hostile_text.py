@@ -131,7 +131,6 @@ def too_slow(work, size, tails=("", "!", "@")):
 
 EVERY = patterns()
 CALLED = {  # patterns that see less than their module's texts: how many characters, and why
-    "resilient.core.base.hosts._LOGIN": (0, "only words up to their last @: without_secrets, below"),
     "resilient.core.gates.rate_limit._SPAN": (0, "declared by the program"),
     "resilient.wire.requests.client._IGNORED": (0, "the program's own GraphQL document"),
     "resilient.core.base.budgets._STRING": (0, "matched at one place: the parsers, below"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from resilient.core.base.errors import MissingExtra
 
 try:
     import aiohttp
+    from aiohttp.client_proto import ResponseHandler
     from aiohttp.payload import BytesPayload
     from multidict import CIMultiDict, CIMultiDictProxy
     from yarl import URL
@@ -25,10 +27,12 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sessions of aiohttp need it: pip install 'resilient-engine[aiohttp]'") from error
 
 from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
-from resilient.core.base.errors import Failure, FailureKind, Permanent
+from resilient.core.base.errors import Failure, FailureKind, JobFailure, Permanent
 from resilient.engine.run.job import Requests
+from resilient.wire.requests.answer import no_room
 from resilient.wire.requests.flow import BARE
-from resilient.wire.requests.streams import is_readable
+from resilient.wire.requests.holds import FREE, STEP
+from resilient.wire.requests.streams import has_ended, is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +40,11 @@ if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
 
     from resilient.wire.requests.call import AsyncCall
+    from resilient.wire.requests.holds import Hold
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
 _CLIENT_ERROR: Final = 400
+_REMEDIES: Final = "stream it (response.content), or have fewer at once (concurrency=)"
 _ERROR_TIMEOUT: Final = 5.0  # seconds for the body of an error
 _KEPT: Final = frozenset(name.decode() for name in BARE)
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -77,8 +83,11 @@ def _keep(made: aiohttp.ClientSession, own: Middleware) -> None:
 class Response(aiohttp.ClientResponse):
     """An answer whose `read` keeps to the bounds; its ``content`` is aiohttp's stream, without bounds."""
 
+    hold: Hold | None = None  # room for its body; None for an answer to no request of the job's
+    repeatable = False  # its request may be sent again without a second effect
+
     async def read(self) -> bytes:
-        """The whole body. Raises `AnswerTooLarge`."""
+        """The whole body. Raises `AnswerTooLarge`, `NoRoomForAnswer`."""
         if self._body is None:
             try:
                 self._body = await _whole(self)
@@ -96,6 +105,14 @@ class AnswerTooLarge(aiohttp.ClientPayloadError, Permanent):
         text = f"the answer's body is larger than {most} bytes or took longer than {seconds} s: stream it"
         aiohttp.ClientPayloadError.__init__(self, text)
         self.failure = Failure(FailureKind.PERMANENT, code="answer_too_large", status=status)
+
+
+class NoRoomForAnswer(aiohttp.ClientPayloadError, JobFailure):
+    """The process holds so many large bodies that this account may have no more now."""
+
+    def __init__(self, explanation: str, *, repeatable: bool) -> None:
+        aiohttp.ClientPayloadError.__init__(self, explanation)
+        self.failure = no_room(repeatable=repeatable)
 
 
 class Middleware:
@@ -144,11 +161,47 @@ class Middleware:
                 request.headers[name] = value
             if call.url != url:
                 request.url = URL(call.url, encoded=True)
+            _watch_ends(request.session.connector)
             _drop_spoilt(request.session.connector)
             response = await handler(request)
             response._request_info = own  # noqa: SLF001 - without our credentials: the text of an error shows it
+            if isinstance(response, Response):
+                response.hold, response.repeatable = call.hold(), call.repeatable
             call.report(response.status, list(response.headers.items()), await _look(response, call))
         return call, response
+
+
+def _watch_ends(connector: aiohttp.BaseConnector | None) -> None:
+    """Let what a connector opens from now on tell a body that was cut off from one that has ended."""
+    made = getattr(connector, "_factory", None)
+    if isinstance(made, partial) and made.func is ResponseHandler:
+        connector._factory = partial(_Watched, *made.args, **made.keywords)  # type: ignore[union-attr]  # noqa: SLF001
+
+
+class _Watched(ResponseHandler):
+    """A connection that breaks off what it has not read to its end.
+
+    aiohttp takes a body without a length for whole however its connection ends. One that ends by an error, or that TLS
+    has not ended, too, was cut by somebody (RFC 9112, 9.8).
+    """
+
+    def eof_received(self) -> None:
+        self._judge(None)
+        super().eof_received()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._judge(exc)  # uvloop tells of no end before
+        super().connection_lost(exc)
+
+    def _judge(self, error: BaseException | None) -> None:
+        payload = self._payload
+        if payload is None or payload.is_eof() or payload.exception() is not None:
+            return
+        tls = None if self.transport is None else self.transport.get_extra_info("ssl_object")
+        if error is not None:
+            payload.set_exception(aiohttp.ClientPayloadError(f"the connection broke off: {error}"))
+        elif tls is not None and not has_ended(tls):
+            payload.set_exception(aiohttp.ClientPayloadError("the connection was cut before TLS ended"))
 
 
 def _drop_spoilt(connector: aiohttp.BaseConnector | None) -> None:
@@ -202,15 +255,33 @@ async def _beginning(response: ClientResponse) -> bytes:
     return response._body  # noqa: SLF001
 
 
-async def _whole(response: ClientResponse) -> bytes:
-    """All of a body, in parts that aiohttp decodes within its own small buffer. Raises `AnswerTooLarge`."""
-    body = bytearray()
-    async with asyncio.timeout(ANSWER_TIME.value):
-        while chunk := await response.content.readany():
-            body += chunk
-            if len(body) > ANSWER_BODY.value:
-                raise AnswerTooLarge(response.status)
+async def _whole(response: Response) -> bytes:
+    """All of a body, in parts that aiohttp decodes within its own small buffer.
+
+    Raises `AnswerTooLarge`, `NoRoomForAnswer`.
+    """
+    body, room = bytearray(), min(FREE, ANSWER_BODY.value)
+    try:
+        async with asyncio.timeout(ANSWER_TIME.value):
+            while chunk := await response.content.readany():
+                body += chunk
+                while len(body) > room:
+                    room += _widen(response, room)
+    except BaseException:  # its frames would keep it
+        body.clear()
+        response.hold = None
+        raise
     return bytes(body)
+
+
+def _widen(response: Response, room: int) -> int:
+    """Take room for one step more of a body that has ``room``; returns how much. Raises as `_whole`."""
+    step = min(STEP, ANSWER_BODY.value - room)
+    if step <= 0:
+        raise AnswerTooLarge(response.status)
+    if response.hold is not None and not response.hold.grow(step):
+        raise NoRoomForAnswer(response.hold.explanation(_REMEDIES), repeatable=response.repeatable)
+    return step
 
 
 def _cut(response: ClientResponse) -> None:

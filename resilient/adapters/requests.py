@@ -31,15 +31,15 @@ except ModuleNotFoundError as error:
     raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
 
 from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
-from resilient.core.base.errors import Failure, FailureKind, Permanent
+from resilient.core.base.errors import Failure, FailureKind, JobFailure, Permanent
 from resilient.engine.run.job import SyncRequests
 from resilient.wire.requests import redact
-from resilient.wire.requests.answer import DecodingError, Intake, RemoteProtocolError
+from resilient.wire.requests.answer import DecodingError, Intake, RemoteProtocolError, no_room
 from resilient.wire.requests.flow import BARE
 from resilient.wire.requests.sockets import Line, line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from resilient.wire.requests.call import SyncCall
 
@@ -48,6 +48,7 @@ _SLICE: Final = 16 * 1024
 _ERROR_TIMEOUT: Final = 5.0  # seconds for the body of an error
 _CLIENT_ERROR: Final = 400
 _OVER: Final = "the job's time is over, so its connection was shut"
+_REMEDIES: Final = "stream it (stream=True), or have fewer at once (concurrency=)"
 _LOCK: Final = threading.Lock()
 _KEPT: Final = frozenset(name.decode() for name in BARE)
 _pool: BaseAdapter | None = None
@@ -110,6 +111,14 @@ class AnswerTooLarge(requests.RequestException, Permanent):
         text = f"the answer's body is larger than {largest} bytes or took longer than {seconds:g} s: stream it"
         requests.RequestException.__init__(self, text, response=response)
         self.failure = Failure(FailureKind.PERMANENT, code="answer_too_large", status=response.status_code)
+
+
+class NoRoomForAnswer(requests.RequestException, JobFailure):
+    """The process holds so many large bodies that this account may have no more now."""
+
+    def __init__(self, response: requests.Response, explanation: str, *, repeatable: bool) -> None:
+        requests.RequestException.__init__(self, explanation, response=response)
+        self.failure = no_room(repeatable=repeatable)
 
 
 class JobAdapter(BaseAdapter):
@@ -188,24 +197,25 @@ class _Again(BaseAdapter):
 def _look(response: requests.Response, call: SyncCall, *, stream: bool) -> bytes | None:
     """As much of the body as has to be read here: within the call, so that a broken one is its failure."""
     if response.status_code >= _CLIENT_ERROR or response.is_redirect:  # requests reads a redirect without a bound
-        return _read(response, ERROR_BODY.value, _ERROR_TIMEOUT, whole=False)
+        return _read(response, ERROR_BODY.value, _ERROR_TIMEOUT)
     if not stream or (call.reads_success and "json" in response.headers.get("content-type", "")):
-        return _read(response, ANSWER_BODY.value, ANSWER_TIME.value)
+        return _read(response, ANSWER_BODY.value, ANSWER_TIME.value, call)
     if stream and "," in response.headers.get("content-encoding", ""):
         response.close()
         raise requests.exceptions.ContentDecodingError("the answer is encoded more than once", response=response)
     return None
 
 
-def _read(response: requests.Response, largest: int, seconds: float, *, whole: bool = True) -> bytes:
+def _read(response: requests.Response, largest: int, seconds: float, call: SyncCall | None = None) -> bytes:
     """The body, decoded and counted here.
 
-    Of an error (``whole=False``) only the first bytes are read; ``response.content`` then holds just these.
-    Raises `AnswerTooLarge`, and what requests raises for a body that breaks off or cannot be decoded.
+    Of an error (without ``call``) only the first bytes are read; ``response.content`` then holds just these.
+    Raises `AnswerTooLarge`, `NoRoomForAnswer`, and what requests raises for one that breaks off or cannot be decoded.
     """
     if response.raw is None:  # made by a test, without a connection
         return response.content
-    intake = Intake(response.headers.get("content-encoding", ""), largest, seconds)
+    whole, draw = call is not None, None if call is None else _room(response, call)
+    intake = Intake(response.headers.get("content-encoding", ""), largest, seconds, draw=draw)
     if (headers := getattr(response.raw, "headers", None)) is not None:
         headers.pop("content-encoding", None)  # urllib3 would decode it, in one piece and through every layer
     try:
@@ -213,6 +223,7 @@ def _read(response: requests.Response, largest: int, seconds: float, *, whole: b
     except (DecodingError, RemoteProtocolError, requests.RequestException) as error:
         fits = False
         if whole:
+            intake.clear()
             response.close()
             if isinstance(error, requests.exceptions.SSLError):  # the request was answered
                 raise requests.exceptions.ChunkedEncodingError(str(error), response=response) from None
@@ -224,9 +235,21 @@ def _read(response: requests.Response, largest: int, seconds: float, *, whole: b
     if not fits:
         response.close()
         if whole:
+            intake.clear()
             raise AnswerTooLarge(response, largest, seconds)
     response._content, response._content_consumed = intake.content(), True  # type: ignore[attr-defined]  # noqa: SLF001
     return intake.content()
+
+
+def _room(response: requests.Response, call: SyncCall) -> Callable[[int], None]:
+    """What takes room for more of the body, as long as the response is there. It raises `NoRoomForAnswer`."""
+    response._hold = hold = call.hold()  # type: ignore[attr-defined]  # noqa: SLF001 - so that it ends with it
+
+    def draw(count: int) -> None:
+        if not hold.grow(count):
+            raise NoRoomForAnswer(response, hold.explanation(_REMEDIES), repeatable=call.repeatable)
+
+    return draw
 
 
 def _outgoing(request: requests.PreparedRequest, call: SyncCall) -> requests.PreparedRequest:

@@ -42,7 +42,7 @@ from resilient.wire.publishers import notify
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from datetime import datetime
 
     from sqlalchemy import Connection
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 log = logger("alerts")
 FLUSH_EVERY: Final = 1.0  # seconds
+NEAR: Final = timedelta(minutes=1)  # by so much the clocks of hosts may differ
 MOST_PENDING: Final = 1_000  # different findings between two writes
 MOST_LISTED: Final = 10_000
 CLOSING: Final = 5.0  # seconds for the last alerts of a process
@@ -79,6 +80,7 @@ class Alerts:
         self._pending: dict[tuple[str, ...], Finding] = {}
         self._dropped = 0
         self._written = False
+        self._since: datetime | None = None  # when the oldest of them was noticed
         self._codes: dict[tuple[str, str], Codes] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -155,6 +157,7 @@ class Alerts:
 
     def _arm(self) -> None:
         """See that `flush` runs within a second."""
+        self._since = self._since or self._ground.now()
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             self._loop = loop
@@ -185,22 +188,29 @@ class Alerts:
         if not pending and not self._written:
             return
         written, self._written = self._written, False
+        since, self._since = self._since or self._ground.now(), None
         try:
-            notices = await self._ground.database.transaction(self._write, list(pending.values()))
+            notices = await self._ground.database.transaction(self._write, list(pending.values()), since)
         except BaseException:
             for key, newer in self._pending.items():
                 pending[key] = _together(pending.get(key), newer)
-            self._pending, self._written = pending, self._written or written
+            self._pending, self._written, self._since = pending, self._written or written, since
             raise
         self._sinks.tell(notices)
 
-    def _write(self, c: Connection, d: Dialect, findings: Iterable[Finding]) -> builtins.list[Notice]:
+    def _write(
+        self, c: Connection, d: Dialect, findings: builtins.list[Finding], since: datetime
+    ) -> builtins.list[Notice]:
         now = d.now(c)
-        self._record(c, d, findings, now)
+        self._record(c, d, findings, now, since)
         return self._due(c, d, now)
 
-    def _record(self, c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime) -> None:
-        findings = [f for f in findings if self.config.wants(f.name)]
+    def _record(
+        self, c: Connection, d: Dialect, findings: builtins.list[Finding], now: datetime, since: datetime
+    ) -> None:
+        """Write findings, the oldest noticed at ``since``; not those about accounts that were erased meanwhile."""
+        gone = store.erased(c, d, min(since, now) - NEAR, now) if findings else []
+        findings = [f for one in findings if self.config.wants(one.name) and (f := one.without(gone)) is not None]
         store.record(c, d, [f for f in findings if f.name in EVENTS], now, lasting=False)
         store.record(c, d, [f for f in findings if f.name in CONDITIONS], now, lasting=True)
 
@@ -239,7 +249,7 @@ class Alerts:
         blind = {"circuit_open", "needs_reauth", "long_throttle"} if len(findings) >= store.STOPPED else set()
         findings += self._jobs(c, d, now)
         findings += [alerts.swept(*dead) for dead in store.swept(c, d, since, until)]
-        self._record(c, d, findings, now)
+        self._record(c, d, findings, now, now)
         foreign = {("no_success", name) for name in schedules.active(c, d) - set(self._schedules)}
         over = store.resolve(c, d, CONDITIONS - blind, now - config.span("settle"), now, spare=foreign)
         store.resolve(c, d, EVENTS, now - config.span("quiet"), now)

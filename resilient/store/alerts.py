@@ -12,6 +12,7 @@ May use: `db`, `gates`, `jobs`.
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -40,6 +41,8 @@ _TYPES: Final[dict[str, Any]] = {
     "last_at": TIME, "told_at": TIME, "resolved_at": TIME,
 }  # fmt: skip
 TELL_LIMIT: Final = 2_000
+AUDITED: Final = 200  # the latest changes in which an erasure is looked for
+_DAY: Final = timedelta(days=1)
 
 
 def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime, *, lasting: bool) -> None:
@@ -71,6 +74,21 @@ def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime
         f" told_at = CASE WHEN {again} THEN NULL ELSE old.told_at END, resolved_at = NULL",
         {"doc": json.dumps(doc), "now": now},
     )
+
+
+def erased(c: Connection, d: Dialect, since: datetime, now: datetime) -> list[str]:
+    """The accounts that are being erased, or whose erasure began after a time: nothing is to be written of them.
+
+    Of the audit, which has no index by time, the latest rows are read; an erasure of which nobody knows how it ended is
+    believed to go on for a day.
+    """
+    rows = d.run(
+        c,
+        "SELECT subject FROM (SELECT subject, action, at, outcome FROM {audit} ORDER BY id DESC LIMIT :limit) AS latest"
+        " WHERE action = 'erase' AND (at > :since OR (at > :day_ago AND outcome IS NULL))",
+        {"limit": AUDITED, "since": since, "day_ago": now - _DAY},
+    )
+    return list(rows.scalars())
 
 
 def to_tell(

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 import httpx
 from uuid_utils.compat import uuid7
 
+from resilient.core.base.bounds import ANSWER_BODIES
 from resilient.core.base.errors import NoResult, SetupError
 from resilient.engine.ground.encoder import Enqueued
 from resilient.engine.ground.sessions import Transactions
 from resilient.engine.jobs.workflows import results_of
 from resilient.engine.run.job import BaseJob, Batch, Job, SyncBatch, SyncJob, backend_of
+from resilient.wire.requests.holds import Hold
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -167,6 +169,11 @@ class FakeCall(AbstractAsyncContextManager["FakeCall"], AbstractContextManager["
     trusted: bool = True
     reads_success: bool = False
     renewed: bool = False
+    repeatable: bool = False
+
+    def hold(self) -> Hold:
+        """Room for the body of its answer, as a job's."""
+        return Hold("test/account", ANSWER_BODIES.value)
 
     def report(self, status: int, headers: Any = (), body: Any = None) -> None:
         """Remember what came back."""

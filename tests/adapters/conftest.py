@@ -4,6 +4,7 @@ import pytest
 
 from resilient import Idempotency, Limit, OAuth2, Provider, Resilient, Rotation
 from resilient.testing import FakeClock, FakeProvider, new_key
+from tests.serving import Certificate
 
 ACME = Provider(
     name="acme",
@@ -55,3 +56,10 @@ async def run(fake, time, sqlite_url):
     yield run
     for app in apps:
         await app.close()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A server's context, and the file of the certificate that clients trust."""
+    made = Certificate(tmp_path_factory.mktemp("tls"))
+    return made.server, made.cert

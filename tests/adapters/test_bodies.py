@@ -1,8 +1,11 @@
 """Bodies made to fill our memory, through vendor SDKs' clients."""
 
 import contextlib
+import gc
 import gzip
 import socket
+import ssl
+import struct
 import threading
 import tracemalloc
 
@@ -14,7 +17,8 @@ from resilient.adapters import aiohttp as over_aiohttp
 from resilient.adapters import requests as over_requests
 from resilient.core.base import bounds
 from resilient.testing import job, sync_job
-from tests.helpers import bomb
+from resilient.wire.requests.holds import HOLDS, Hold
+from tests.helpers import LIMIT, bomb
 
 MIB = 1024 * 1024
 
@@ -145,3 +149,111 @@ async def test_aiohttp_reads_honest_answers_as_ever():
         async with over_aiohttp.session(job(None)) as s, s.get(url) as answer:
             assert await answer.json(content_type=None) == {"hello": "there"}
             assert await answer.read() == text
+
+
+# -- bodies that are cut off ------------------------------------------------------------------------------------------
+
+BODY = b"1,a\n2,b\n"
+UNTIL_THE_END = b"HTTP/1.1 200 OK\r\ncontent-type: text/csv\r\n\r\n" + BODY
+WITH_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(BODY) + BODY
+
+
+@contextlib.contextmanager
+def ending(answer, how, context=None):
+    """A server of one answer whose connection ends so: "well", "cut" (TLS says nothing) or by a "reset"."""
+
+    def serve():
+        with contextlib.suppress(OSError), listening.accept()[0] as plain:
+            plain.settimeout(LIMIT)
+            sock = plain if context is None else context.wrap_socket(plain, server_side=True)
+            sock.recv(65_536)
+            sock.sendall(answer)
+            if how == "reset":
+                arrived.wait(LIMIT)  # what has not arrived by then never does
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            elif how == "well" and context is not None:
+                sock.settimeout(0)  # the other side need not say that it ends, too
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    sock.unwrap()
+            sock.close()
+
+    arrived = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"{'http' if context is None else 'https'}://127.0.0.1:{listening.getsockname()[1]}/", arrived.set
+        thread.join(LIMIT)
+
+
+async def read(url, arrived, cert, *, streams):
+    trust = True if cert is None else ssl.create_default_context(cafile=cert)
+    async with over_aiohttp.session(job(None)) as session, session.get(url, ssl=trust) as answer:
+        arrived()
+        if streams:
+            return b"".join([part async for part in answer.content.iter_any()])
+        return await answer.read()
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["read", "streamed"])
+@pytest.mark.parametrize(("secure", "how"), [(True, "cut"), (True, "reset"), (False, "reset")])
+async def test_a_body_without_a_length_that_is_cut_off_is_not_whole(certificate, secure, how, streams):
+    """aiohttp takes it for whole, and half an export with it."""
+    context, cert = certificate if secure else (None, None)
+    with ending(UNTIL_THE_END, how, context) as (url, arrived), pytest.raises(aiohttp.ClientPayloadError):
+        await read(url, arrived, cert, streams=streams)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["read", "streamed"])
+@pytest.mark.parametrize(
+    ("secure", "how", "answer"),
+    [
+        (True, "well", UNTIL_THE_END),
+        (True, "cut", WITH_LENGTH),
+        (True, "well", WITH_LENGTH),
+        (False, "well", UNTIL_THE_END),
+    ],
+)
+async def test_a_body_is_whole_if_its_connection_or_its_length_says_so(certificate, secure, how, answer, streams):
+    context, cert = certificate if secure else (None, None)
+    with ending(answer, how, context) as (url, arrived):
+        assert await read(url, arrived, cert, streams=streams) == BODY
+
+
+# -- what the process holds at once -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full():
+    """The account of `job(None)` holds all that it may."""
+    hold = Hold("test/account", bounds.ANSWER_BODIES.value)
+    assert hold.grow(bounds.ANSWER_BODIES.value // 2)
+    yield
+    del hold
+
+
+def test_requests_refuses_a_large_body_that_has_no_room(full):
+    refused = pytest.raises(over_requests.NoRoomForAnswer, match="test/account holds as much as is left free")
+    with answering(bomb(3, 1), "gzip") as url, over_requests.session(sync_job(None)) as s, refused as caught:
+        s.get(url)
+    assert (caught.value.failure.code, caught.value.failure.counts_for_breaker) == ("no_room_for_answer", False)
+
+
+async def test_aiohttp_refuses_a_large_body_that_has_no_room(full):
+    with answering(bomb(3, 1), "gzip") as url:
+        async with over_aiohttp.session(job(None)) as s, s.get(url) as answer:
+            with pytest.raises(over_aiohttp.NoRoomForAnswer, match="test/account holds as much as is left free"):
+                await answer.read()
+
+
+async def test_a_large_body_gives_its_room_back():
+    before = HOLDS.total()
+    with answering(bomb(3, 1), "gzip") as url, over_requests.session(sync_job(None)) as s:
+        answer = s.get(url)
+        assert (len(answer.content), HOLDS.total() - before) == (3 * MIB, 2 * MIB)
+    del answer
+    with answering(bomb(3, 1), "gzip") as url:
+        async with over_aiohttp.session(job(None)) as s, s.get(url) as answer:
+            assert (len(await answer.read()), HOLDS.total() - before) == (3 * MIB, 2 * MIB)
+        del answer
+    gc.collect()
+    assert HOLDS.total() == before

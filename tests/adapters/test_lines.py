@@ -2,8 +2,6 @@
 
 import contextlib
 import socket
-import ssl
-import subprocess
 import threading
 
 import pytest
@@ -141,20 +139,6 @@ async def test_what_was_never_sent_is_not_in_doubt(run, fake, use):
     job = await run(h)
     assert (job.last_error_kind, job.last_error_code) == (FailureKind.TRANSIENT, "connect_timeout")
     assert fake.performed == []
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context, str(cert)
 
 
 def test_nothing_is_sent_when_the_time_ends_during_the_handshake(own, certificate):

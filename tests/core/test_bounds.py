@@ -25,6 +25,7 @@ def test_the_page_is_in_the_order_of_names():
 def test_defaults_of_settings_are_those_of_the_page():
     page, settings = {one.name: one.value for one in bounds()}, PoolSettings()
     assert settings.largest == page["answer_body"]
+    assert settings.bodies == page["answer_bodies"]
     assert settings.error_largest == page["error_body"]
     assert settings.whole == page["answer_time"]
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from resilient.core.alerts.codes import MOST_CODES, MOST_SHARED, OTHER, Codes
+from resilient.core.alerts.codes import MOST_CODES, MOST_SECONDED, MOST_SHARED, OTHER, Codes
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -53,3 +53,33 @@ def test_codes_age():
     assert sort(codes, "more", at=later) == ("more", "")  # its share is free again
     assert sort(codes, "c1", at=later) == ("c1", "a/1")
     assert sort(codes, "c2", at=later) == ("c2", "a/1")
+
+
+def test_two_accounts_do_not_fill_what_all_share():
+    codes = Codes()
+    for n in range(MOST_SHARED):
+        for account in ("evil/1", "evil/2"):
+            sort(codes, f"c{n}", account)
+    assert sort(codes, "outage", "good/1") == ("outage", "")
+    assert sort(codes, "other outage", "good/2") == ("other outage", "")
+
+
+def test_many_codes_of_all_accounts_are_soon_shared():
+    codes, many = Codes(), [f"c{n}" for n in range(MOST_CODES)]
+    for number in range(6):
+        for code in many:
+            sort(codes, code, f"a/{number}")
+    assert [sort(codes, code, "a/new") for code in many] == [(code, "") for code in many]
+
+
+def test_an_account_can_second_others_again_once_those_codes_are_forgotten():
+    codes = Codes()
+    for n in range(MOST_SECONDED + 2):
+        sort(codes, f"c{n}")
+    for n in range(1, MOST_SECONDED + 1):
+        assert sort(codes, f"c{n}", "a/2") == (f"c{n}", "")
+    assert sort(codes, f"c{MOST_SECONDED + 1}", "a/2") == (f"c{MOST_SECONDED + 1}", "a/2")
+    later = NOON + DAY * 1.1
+    for code in ("x", "y"):
+        sort(codes, code, at=later)
+    assert sort(codes, "y", "a/2", at=later) == ("y", "")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.hosts import address, origin_of, without_params, without_secrets
+from resilient.core.base.loggers import urls
 from resilient.core.sync.paginators import links
 from resilient.core.sync.paging import PageRequest, PagingError
 
@@ -154,6 +155,38 @@ def test_link_headers(header, found):
 def test_logins_in_words_of_their_own():
     assert without_secrets("postgresql://u:p/w@host/db") == "postgresql://host/db"
     assert without_secrets("amqp://app:s:e@cret@host") == "amqp://host"
+
+
+@pytest.mark.parametrize("secret", ["canary@w?x=y", "canary@w/x", "canary@w#x", "12/canary", "12?canary", "canary w?x"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "redis", "amqps"])
+def test_an_address_of_a_database_that_can_be_read_in_two_ways_shows_no_password(scheme, secret):
+    for behind in ("host/db", "host/db?password=x@canary", "host:5432/a@b"):
+        address_ = f"{scheme}://user:{secret}@{behind}"
+        shown = without_secrets(address_)
+        assert "canary" not in shown, shown
+        assert "user" not in shown
+        if " " not in secret:
+            assert "canary" not in urls(f"failed: {address_} is away")
+
+
+@pytest.mark.parametrize("login", ["us/er:canary", "us?er:canary", "user:ca'nary", 'user:"canary"', "user:<canary>"])
+def test_no_character_of_a_user_or_a_password_lets_the_rest_of_it_be_seen(login):
+    assert "nary" not in urls(f"connecting to postgresql://{login}@host/db failed")
+    assert "nary" not in without_secrets(f"postgresql://{login}@host/db")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:canary@h/users/@me", "https://…"),  # or is it a password with a slash?
+        ("https://u:canary/w@h/x@y", "https://…"),
+        ("https://h:8080/users/@me?x=1", "https://h:8080/users/@me?x=…"),
+        ("https://[::1]:8080/users/@me", "https://[::1]:8080/users/@me"),
+        ("at https://h/a@b, postgresql://u:canary@w?x@h", "at https://h/a@b, postgresql://…"),
+    ],
+)
+def test_an_at_sign_behind_the_host(url, shown):
+    assert without_secrets(url) == shown
 
 
 @pytest.mark.parametrize(

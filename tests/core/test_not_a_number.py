@@ -92,7 +92,7 @@ WITH_COUNT = {
     "prune": lambda x: Resilient("sqlite:///never.db").prune_sync(limit=x),
     "cancel": lambda x: Resilient("sqlite:///never.db").sync.jobs.cancel(state="ready", limit=x),
     "drop": lambda x: Resilient("sqlite:///never.db").sync.jobs.delete(state="dead", limit=x),
-    **{f"pool {name}": partial(pool, name) for name in ("connections", "largest", "error_largest", "tries")},
+    **{f"pool {name}": partial(pool, name) for name in ("connections", "largest", "bodies", "error_largest", "tries")},
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import Credentials
+from resilient.core.base.bounds import KEPT_VALUE, TOKEN
 from resilient.core.base.errors import Failure, Scope
 from resilient.core.base.errors import FailureKind as K
 from resilient.core.base.exchange import AnswerFacts
@@ -207,3 +208,27 @@ def test_which_codes_name_the_application_itself(code, expected):
     alone = Rule(K.AUTH, code="single", scope=Scope.PROVIDER)
     facts = oauth(errors=Errors(code=("error",), rules=(OURS, alone, DEAD, SLOW)))
     assert tokens.is_explicit(Failure(K.AUTH, code=code, scope=Scope.PROVIDER), facts) is expected
+
+
+UNFIT = ["a\r\nX-Evil: 1", "a\x00", "a\ud800", "\u0416", " a", "a" * (TOKEN.value + 1)]
+
+
+@pytest.mark.parametrize("value", UNFIT)
+def test_a_token_that_no_header_holds_is_none(value):
+    assert merged({"access_token": value}) is None
+    failure = tokens.classify_token(AnswerFacts(200, {}, body={"access_token": value}), oauth(), NOW)
+    assert failure is not None
+    assert (failure.kind, failure.code) == (K.TRANSIENT, "no_token")
+    assert merged({"access_token": "a" * TOKEN.value}).token
+
+
+@pytest.mark.parametrize("value", ["a\ud800", "a" * (TOKEN.value + 1)])
+def test_a_refresh_token_that_cannot_be_sent_leaves_the_old_one(value):
+    assert merged({"refresh_token": value}).refresh_token == "canary-refresh"
+
+
+@pytest.mark.parametrize("value", ["a\r\nb", "a\x1b[2J", "\x9b", "a" * (KEPT_VALUE.value + 1)])
+def test_what_an_answer_says_of_the_account_is_short_and_without_control_characters(value):
+    old = Credentials(token="t", values={"shop": "before"})
+    assert merged({"shop": value}, old, keep=("shop",)).values == {"shop": "before"}
+    assert merged({"shop": "a" * KEPT_VALUE.value}, old, keep=("shop",)).values["shop"][0] == "a"

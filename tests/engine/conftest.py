@@ -8,8 +8,9 @@ import pytest
 
 from tests.idp import Idp, idp
 from tests.serving import Server
+from tests.tenants import make
 
-__all__ = ["idp"]  # a fixture
+__all__ = ["idp", "make"]  # fixtures
 
 
 @pytest.fixture

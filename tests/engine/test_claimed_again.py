@@ -12,6 +12,7 @@ from resilient import Batch, Job, Resilient, SyncJob, handler
 from resilient.core.jobs.outcomes import SUCCEEDED
 from resilient.engine.run import executor
 from resilient.engine.run.execution import Execution
+from resilient.store.jobs import leases
 from tests.helpers import LIMIT, bury, until, use_up
 
 FIRST, LATER = threading.Event(), threading.Event()  # what the first execution of a job waits for, and all later ones
@@ -132,7 +133,7 @@ async def test_a_slot_is_taken_as_long_as_the_earlier_execution_does_not_end(app
         await until(lambda: BEGUN == [1])
         (earlier,) = worker.executor.running.values()
         later = Execution(earlier.context, earlier.row._replace(version=9), earlier.handler, ())
-        worker.executor.submit(later)
+        worker.executor.submit(later, leases.clock())
         assert worker.executor.slots_in_use == 2
         assert worker.executor.find(later.number) is later
         assert (later.id, 10) in worker.fences()
@@ -147,7 +148,7 @@ async def test_a_batch_that_does_not_end_sets_aside_only_its_own(app):
         )
         earlier = worker.executor.running[first.id.int]
         later = Execution(earlier.context, earlier.row._replace(version=9, executions=1), earlier.handler, ())
-        worker.executor.submit(later)
+        worker.executor.submit(later, leases.clock())
         assert worker.executor.slots_in_use == 2
         await until(lambda: BEGUN == [1, 2])
         use_up(JOBS[1])

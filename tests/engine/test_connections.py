@@ -25,6 +25,7 @@ from resilient import (
     SetupError,
     handler,
 )
+from resilient.core.base.bounds import OPEN_CONSENTS
 from resilient.engine.accounts import access
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
@@ -382,6 +383,19 @@ async def test_consent(app, idp):
     assert (await app.credentials(A)).token == "canary-access-1"
     with pytest.raises(ConsentRefused, match="not expected"):
         await app.connections.complete({"state": asked["state"], "code": "canary-code"})
+
+
+async def test_an_account_has_so_many_consents_under_way(app, idp, read_all):
+    """Whoever may begin one may begin it again and again: the latest count, and no other account's are touched."""
+    urls = [await app.connections.authorize_url(A) for _ in range(OPEN_CONSENTS.value + 3)]
+    others = await app.connections.authorize_url("idp/acct-2")
+    states = [parse_qs(urlsplit(url).query)["state"][0] for url in (*urls, others)]
+    assert len(read_all("SELECT id FROM {authorization}")) == OPEN_CONSENTS.value + 1
+    for state in states[:3]:
+        with pytest.raises(ConsentRefused, match="not expected"):
+            await app.connections.complete({"state": state, "code": "canary-code"})
+    for state in states[3:5] + states[-2:]:
+        assert (await app.connections.complete({"state": state, "code": "canary-code"})).state is GrantState.ACTIVE
 
 
 async def test_consent_refused_forged_or_elsewhere(app, idp):

@@ -40,9 +40,14 @@ from resilient import (
     WebhookEvent,
     handler,
 )
+from resilient.core.alerts.rules import ended, of_credentials
+from resilient.core.base.errors import Failure
+from resilient.store.accounts import connections, fuse
 from resilient.store.accounts.secrets import new_key
 from resilient.store.db import tables
 from resilient.store.db.dialect import JSON
+from resilient.store.inspect import erasure as store
+from resilient.wire.oauth.endpoints import TokenAnswer
 from tests.helpers import LIMIT, hear
 from tests.serving import Server
 
@@ -372,3 +377,77 @@ async def test_a_notice_is_found_by_its_tag_or_by_what_it_says(app, api, without
     assert len([row async for row in app.accounts.export(ANN) if row.get("kind") == "tell"]) == 1
     await app.accounts.erase(ANN)
     assert await app.jobs.count(kind="tell") == 1
+
+
+# -- while it goes on --------------------------------------------------------------------------------------------------
+
+
+async def rows_left(app):
+    """The rows that name her, beside the audit's."""
+    rows = await app.database.transaction(rows_with(NAME))
+    return {table: some for table, some in rows.items() if table != "audit"}
+
+
+async def test_what_another_process_noticed_just_before_is_not_written(app, database_url, clock):
+    other = Resilient(database_url, handlers=[nothing], clock=clock.now, upgrade=False)
+    await app.connections.add(ANN, token="t")
+    for kind, key in (("one", ANN), ("two", f"{ANN}/contacts"), ("three", BOB), ("all", ANN), ("all", BOB)):
+        other.alerts.add(ended("new_error", kind, "bug", "x", error=f"of {key}", resource=key, job="j"))
+    other.alerts.add(of_credentials(ANN, "revoked", clock.now()))
+    await app.accounts.erase(ANN)
+    await hear(other)
+    assert await rows_left(app) == {}
+    alerts = {alert.subject: (alert.detail["resource"], alert.count) for alert in await app.alerts.list()}
+    assert alerts == {"three": (BOB, 1), "all": ("an erased account", 2)}
+    clock.advance(600)  # it may come back
+    other.alerts.add(ended("new_error", "k", "bug", "x", error="e", resource=ANN, job="j"))
+    await hear(other)
+    assert len(await app.alerts.list()) == 3
+    await other.close()
+
+
+async def test_housekeeping_that_looks_meanwhile_leaves_nothing_behind(app, monkeypatch):
+    await app.connections.add(ANN, token="t")
+    await app.connections.revoke(ANN)
+    others = store.others
+
+    def looked(c, d, name, table, *, dry_run):
+        app.alerts._look(c, d)
+        return others(c, d, name, table, dry_run=dry_run)
+
+    monkeypatch.setattr(store, "others", looked)
+    await app.accounts.erase(ANN)
+    assert await rows_left(app) == {}
+
+
+async def test_a_death_that_comes_meanwhile_is_told_to_nobody(app, api, monkeypatch):
+    await app.connections.add(ANN, token=f"t-{ANN}")
+    attempts = store.attempts
+
+    def died_first(c, d, *args, **options):
+        grant = connections.lock(c, d, ANN).grant
+        fuse.die_if_version(c, d, grant, "refused", app.grants.fuse)
+        return attempts(c, d, *args, **options)
+
+    monkeypatch.setattr(store, "attempts", died_first)
+    await app.accounts.erase(ANN)
+    assert await rows_left(app) == {}
+    assert await app.jobs.count(kind="tell") == 0
+
+
+@pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.TRANSIENT, FailureKind.AUTH, None])
+async def test_the_answer_to_a_refresh_that_comes_too_late_leaves_nothing_behind(app, clock, monkeypatch, kind):
+    at = {"access_token": "x", "refresh_token": "y", "expires_at": clock.now() - timedelta(hours=1)}
+    await app.connections.import_(HERS, **at, details={"host": f"{NAME}.invalid"})
+
+    async def ask(*_):
+        await app.accounts.erase(HERS)
+        if kind is None:
+            return TokenAnswer({"access_token": "z", "refresh_token": "q", "expires_in": 3600})
+        return TokenAnswer(failure=Failure(kind, code="no", retry_in=60.0, provider_wide=True))
+
+    monkeypatch.setattr(app.grants, "_ask", ask)
+    with pytest.raises(ResourceStopped):
+        await app.credentials(HERS)
+    await app.grants.close()
+    assert await rows_left(app) == {}

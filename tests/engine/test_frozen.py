@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+from datetime import timedelta
 
 import pytest
 from sqlmodel import Session
 
 from resilient import Batch, DatabaseUnreachable, Event, Job, Provider, Resilient, SyncJob, handler
 from resilient.engine.accounts import grants as engine_grants
+from resilient.engine.events.publishers import Publishers
 from resilient.engine.run.backend import HandlerBackend, JobHooks
 from resilient.engine.run.worker import Worker
 from resilient.store.accounts import grants
@@ -231,18 +233,39 @@ async def test_a_heartbeat_moves_it_on(app, monkeypatch):
         assert (await other.jobs.get(job.id)).state == "succeeded"
 
 
+async def test_it_knows_how_late_it_is_before_the_database_tells(app, stand_still):
+    """`time.monotonic` stands still while a machine sleeps; by it, a key that is forgotten by now was used again."""
+    worker = app.worker()
+    before = worker.now()
+    stand_still()
+    assert worker.now() - before >= timedelta(hours=1)
+    assert worker._age(before) >= 3600.0
+
+
 class Placed(Event, type="placed"):
     number: int
 
 
-async def test_an_event_that_another_worker_has_is_not_published(app, freeze, monkeypatch):
-    told = []
+@pytest.mark.parametrize("where", ["before its draw", "while it connects"])
+async def test_an_event_that_another_worker_has_is_not_published(app, freeze, monkeypatch, where):
+    told, admit, connect, opened = [], HandlerBackend.admit, Publishers._connect, []
 
     async def shop(message):
         told.append(message.id)
 
-    admit = HandlerBackend.admit
-    monkeypatch.setattr(HandlerBackend, "admit", lambda self, last_look: freeze() or admit(self, last_look))
+    async def connected(self, name, destination):
+        publisher = await connect(self, name, destination)
+        opened.append(name)
+        if len(opened) == 1:
+            del self._open[name]  # the batch has begun, and the connection is lost
+        else:
+            freeze()
+        return publisher
+
+    if where == "before its draw":
+        monkeypatch.setattr(HandlerBackend, "admit", lambda self, last_look: freeze() or admit(self, last_look))
+    else:
+        monkeypatch.setattr(Publishers, "_connect", connected)
     async with Resilient(app.database, destinations={"shop": shop}) as other:
         with Session(other.database.sync_engine) as session:
             other.outbox.publish(session, Placed(number=1), to=["shop"])

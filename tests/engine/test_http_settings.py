@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import ssl
-import subprocess
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -15,7 +13,7 @@ from resilient.store.accounts.secrets import new_key
 from resilient.store.db.database import Database
 from tests.brokers import free_port
 from tests.connect_proxy import ConnectProxy
-from tests.serving import Server
+from tests.serving import Certificate, Server
 
 SEEN: list[tuple[str, str]] = []
 
@@ -52,14 +50,8 @@ def _fresh():
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
     """A certificate for 127.0.0.1 that nobody else trusts: its files, and a context that trusts it."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return {"ssl_keyfile": key, "ssl_certfile": cert}, ssl.create_default_context(cafile=str(cert))
+    made = Certificate(tmp_path_factory.mktemp("tls"))
+    return {"ssl_keyfile": made.key, "ssl_certfile": made.cert}, made.trusting
 
 
 async def run(tmp_path, providers, http, name="app"):

@@ -340,57 +340,58 @@ def stumbling(*, delay=60.0, attempts=9, error=ValueError, **options):
     return charge
 
 
+async def begin(make, charge, **options):
+    """An app in which a job of ``charge`` has run once, and that job."""
+    app = make(charge)
+    done = await app.enqueue(charge, resource_key="pay/1", **options)
+    await drain(app)
+    return app, done
+
+
+async def finish(app, done):
+    """The job, after all that is due has run."""
+    await drain(app)
+    return await app.jobs.get(done.id)
+
+
 @pytest.mark.parametrize("error", [ValueError, Transient, Snooze], ids=lambda error: error.__name__)
 async def test_what_was_answered_is_not_sent_again_after_the_keys_life(make, api, clock, error):
     """The provider would do it again."""
     charge = stumbling(error=(lambda _text: Snooze(60)) if error is Snooze else error)
-    app = make(charge)
-    done = await app.enqueue(charge, resource_key="pay/1")
-    await drain(app)
+    app, done = await begin(make, charge)
     assert len(api.keys) == 1
     clock.advance(LIFE)
-    await drain(app)
-    job = await app.jobs.get(done.id)
+    job = await finish(app, done)
     assert (job.state, job.last_error_kind, len(api.keys)) == ("dead", "ambiguous", 1)
     assert "POST /charges #1 was first sent at 2030-01-01 12:00:00 UTC" in job.last_error
     await app.jobs.retry(done.id, repeat_ambiguous=True)
-    await drain(app)
-    assert ((await app.jobs.get(done.id)).state, len(api.keys)) == ("succeeded", 2)
+    assert ((await finish(app, done)).state, len(api.keys)) == ("succeeded", 2)
 
 
 async def test_what_was_answered_is_sent_again_within_the_keys_life(make, api, clock):
     charge = stumbling()
-    app = make(charge)
-    done = await app.enqueue(charge, resource_key="pay/1")
-    await drain(app)
+    app, done = await begin(make, charge)
     clock.advance(LIFE / 2)
-    await drain(app)
-    assert ((await app.jobs.get(done.id)).state, len(api.keys), len(set(api.keys))) == ("succeeded", 2, 1)
+    assert ((await finish(app, done)).state, len(api.keys), len(set(api.keys))) == ("succeeded", 2, 1)
     assert await sent(app) is None
 
 
 async def test_who_does_not_send_it_again_is_not_stopped_over_it(make, api, clock):
     """A handler that sees what it has done, and goes on behind it."""
     charge = stumbling()
-    app = make(charge)
-    done = await app.enqueue(charge, resource_key="pay/1", tags={"sends": "once"})
-    await drain(app)
+    app, done = await begin(make, charge, tags={"sends": "once"})
     assert (await sent(app))["POST /charges #1"]["answered"] is True
     clock.advance(2 * LIFE)
-    await drain(app)
-    assert ((await app.jobs.get(done.id)).state, len(api.keys)) == ("succeeded", 1)
+    assert ((await finish(app, done)).state, len(api.keys)) == ("succeeded", 1)
 
 
 async def test_a_person_who_retries_it_after_the_keys_life_hears_why_it_is_not_sent(make, api, clock):
     charge = stumbling(attempts=1)
-    app = make(charge)
-    done = await app.enqueue(charge, resource_key="pay/1")
-    await drain(app)
+    app, done = await begin(make, charge)
     assert (await app.jobs.get(done.id)).last_error_kind == "bug"
     clock.advance(days=2)
     await app.jobs.retry(done.id)
-    await drain(app)
-    job = await app.jobs.get(done.id)
+    job = await finish(app, done)
     assert (job.state, job.last_error_kind, len(api.keys)) == ("dead", "ambiguous", 1)
 
 
@@ -399,22 +400,16 @@ async def test_what_was_answered_is_looked_up_before_it_is_sent_again_after_the_
         return True
 
     charge = stumbling(reconcile=look)
-    app = make(charge)
-    done = await app.enqueue(charge, resource_key="pay/1")
-    await drain(app)
+    app, done = await begin(make, charge)
     clock.advance(LIFE)
     await drain(app)
     clock.advance(120)
-    await drain(app)
-    assert ((await app.jobs.get(done.id)).state, len(api.keys)) == ("succeeded", 1)
+    assert ((await finish(app, done)).state, len(api.keys)) == ("succeeded", 1)
 
 
 async def test_a_new_operation_is_sent_under_its_own_key(make, api, clock):
     charge = stumbling(attempts=1)
-    app = make(charge)
-    done = await app.enqueue(charge, resource_key="pay/1")
-    await drain(app)
+    app, done = await begin(make, charge)
     clock.advance(days=2)
     await app.jobs.retry(done.id, new_operation=True)
-    await drain(app)
-    assert ((await app.jobs.get(done.id)).state, len(set(api.keys))) == ("succeeded", 2)
+    assert ((await finish(app, done)).state, len(set(api.keys))) == ("succeeded", 2)

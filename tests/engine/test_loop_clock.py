@@ -39,8 +39,8 @@ def test_how_long_a_job_waited_for_its_slot_is_told_by_one_clock(tmp_path, loop)
             worker = app.worker()
             submit = worker.executor.submit
 
-            def submit_late(execution):
-                submit(execution)
+            def submit_late(execution, since):
+                submit(execution, since)
                 execution.since -= 2.0 * (execution.resource_key == "p/1")
 
             worker.executor.submit = submit_late

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from dataclasses import replace
@@ -10,34 +9,20 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from resilient import Credentials, GrantState, Resilient, SetupError
+from resilient import ConnectionNotFound, Credentials, GrantState, Resilient, SetupError
 from resilient.core.base.errors import Failure, FailureKind, ResilientError
 from resilient.engine.accounts import connections as engine_connections
 from resilient.engine.accounts import seals
 from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
-from tests.helpers import LIMIT, until
+from tests.helpers import LIMIT
 from tests.idp import connect, key_of, me
 from tests.interleaving import until_somebody_waits
+from tests.tenants import KEY
+from tests.tenants import refreshing as begun
 
-KEY = new_key()
 A, B, C = "idp/acct-1", "idp/acct-2", "idp/acct-3"
 REFUSED = Failure(FailureKind.AUTH, code="refused", status=401)
-
-
-@pytest.fixture
-async def make(database_url, idp):
-    """Apps on the same database, as other processes would have them."""
-    made = []
-
-    def make_(provider=None, **options):
-        options = {"secrets": [KEY], **options}
-        made.append(Resilient(database_url, handlers=[me], providers=[provider or idp.provider()], **options))
-        return made[-1]
-
-    yield make_
-    for app in made:
-        await app.close()
 
 
 async def test_a_refusal_of_an_old_key_kills_no_grant_that_is_shared_since(make, idp):
@@ -109,9 +94,7 @@ async def test_what_is_revoked_at_the_provider_is_the_latest_token(make, idp, mo
 async def refreshing(app, idp):
     """The provider has got a refresh of the account and answers it at the end of the block; then it has come."""
     await connect(app, idp, expired=True)
-    idp.hold.clear()
-    task = asyncio.create_task(app.credentials(A))
-    await until(lambda: idp.asked)
+    task = await begun(app, idp, A)
     yield
     idp.hold.set()
     with contextlib.suppress(ResilientError):
@@ -132,6 +115,41 @@ async def test_what_a_refresh_brings_to_an_account_that_is_gone_is_revoked(make,
     async with refreshing(app, idp):
         await app.accounts.erase(A)
     assert [form["token"] for form in idp.revoked] == ["canary-refresh-2"]
+
+
+async def test_whoever_looks_at_the_account_meanwhile_the_token_is_revoked(make, idp):
+    app = make(idp.provider(revoke_url=f"{idp.url}/revoke"))
+    async with refreshing(app, idp):
+        await app.accounts.erase(A)
+        with pytest.raises(ConnectionNotFound):
+            await app.credentials(A)
+    assert [form["token"] for form in idp.revoked] == ["canary-refresh-2"]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+async def test_what_a_refresh_brings_is_not_revoked_once_the_account_has_other_credentials(make, idp, shares):
+    """The grant that was refreshed is gone: its account was erased and connected anew, or shares another's."""
+    app = make(idp.provider(revoke_url=f"{idp.url}/revoke"))
+    await connect(app, idp, B)
+    async with refreshing(app, idp):
+        if shares:
+            await app.connections.add(A, grant_of=B)
+        else:
+            await app.accounts.erase(A)
+            await connect(app, idp, A)
+    assert idp.revoked == []
+    assert (await app.connections.get(A)).state is GrantState.ACTIVE
+
+
+async def test_a_provider_that_says_nothing_about_a_revocation_has_done_it(make, idp):
+    async def nothing(_headers, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    idp.api = nothing
+    app = make(idp.provider(revoke_url=f"{idp.url}/revocations"))
+    await connect(app, idp)
+    assert await app.connections.disconnect(A)
 
 
 async def test_that_it_cannot_be_revoked_is_said_and_hurts_nobody(make, idp, caplog):

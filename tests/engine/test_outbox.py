@@ -6,6 +6,7 @@ import types
 from datetime import timedelta
 from uuid import UUID
 
+import httpx
 import pytest
 from opentelemetry import trace
 from pydantic import Field
@@ -33,7 +34,7 @@ from resilient import (
     Transient,
     handler,
 )
-from resilient.wire.publishers.base import lost
+from resilient.wire.publishers.base import Unsendable, lost
 from tests.helpers import LIMIT, brisk, until
 
 
@@ -446,6 +447,83 @@ class TestRelay:
         await relayed(app)
         assert 0 < sum(job.attempts for job in await app.jobs.list()) < 10
         assert {job.last_error_code for job in await app.jobs.list()} == {None, "broker_down"}
+
+    async def test_whatever_opening_a_connection_raises_is_no_answer(self, database, session):
+        """Whoever lost the connection, and cannot open another one, has sent nothing: the rest waits, uncharged."""
+        opened = []
+
+        class Refusing(Callback):
+            async def connect(self):
+                opened.append(1)
+                if len(opened) > 1:
+                    raise PermissionError("the certificate cannot be read")
+                return await super().connect()
+
+        async def cut(_message):
+            raise lost("cut", "cut")
+
+        app = Resilient(database, destinations={"orders": Refusing(cut)}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(60))
+        await relayed(app)
+        jobs = await app.jobs.list(limit=100)
+        assert 0 < sum(job.attempts for job in jobs) < 20
+        assert len(opened) < 20
+        assert {str(job.state) for job in jobs} <= {"ready", "scheduled"}
+        assert (await app.resources.get("outbox/orders")).gate == "breaker"
+
+    @pytest.mark.parametrize("status", [None, 503])
+    async def test_a_function_need_not_translate_its_clients_errors(self, database, session, status):
+        """What an HTTP client raises means that the destination is away, as `Transient` does."""
+        tried = []
+
+        async def sink(message):
+            tried.append(message)
+            await asyncio.sleep(0)
+            if status is None:
+                raise httpx.ConnectError("refused")
+            httpx.Response(status, request=httpx.Request("POST", "http://sink/")).raise_for_status()
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(100))
+        await relayed(app)
+        assert 0 < sum(job.attempts for job in await app.jobs.list(limit=100)) < 40
+        assert len(tried) < 60
+
+    async def test_an_event_whose_answer_a_function_lost_is_sent_again(self, database, session, sink, clock):
+        """It is not in doubt, as a request of a handler's is: consumers tell duplicates by its id."""
+        sink.errors = [httpx.ReadTimeout("nothing came", request=httpx.Request("POST", "http://sink/"))]
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: "orders"}, clock=clock)
+        await self.publish(app, session, 1)
+        await relayed(app)
+        (job,) = await app.jobs.list()
+        assert (job.state, job.last_error_kind, job.last_error_code) == ("scheduled", "transient", "read_timeout")
+        clock.advance(hours=1)
+        await relayed(app)
+        assert sink.numbers == [1]
+
+    @pytest.mark.parametrize("error", [Unsendable("its key is too long"), KeyError("a mistake")])
+    async def test_what_was_never_sent_is_no_answer(self, database, session, error):
+        """It lets no hundred events be sent at once to a destination that has answered nothing yet."""
+        now, most, spoilt, answer = 0, 0, [1], asyncio.Event()
+
+        async def sink(_message):
+            nonlocal now, most
+            if spoilt:
+                spoilt.pop()
+                raise error
+            now += 1
+            most = max(most, now)
+            await answer.wait()
+            now -= 1
+            raise Transient("away")
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(100))
+        running = asyncio.create_task(relayed(app))
+        await until(lambda: now >= 4)
+        answer.set()
+        await running
+        assert most <= 25
 
     async def test_each_event_ends_when_it_is_published(self, database, session):
         """Not with the last of its batch: a crash meanwhile would publish all of them again."""

@@ -164,7 +164,9 @@ async def test_a_worker_without_the_key_puts_it_off_and_says_why(make, card):
         await drain(poor)
         info = await poor.jobs.get(job.id)
         assert (info.state, info.attempts, (await poor.jobs.get(beside.id)).state) == ("scheduled", 0, "succeeded")
-        assert "which this worker does not have: add it to RESILIENT_SECRETS" in (await poor.jobs.why(job.id)).text
+        text = (await poor.jobs.why(job.id)).text
+        assert "which this worker does not have: add it to RESILIENT_SECRETS" in text
+        assert "(new keys: last everywhere, then first, then rotate)" in text
         await poor.jobs.edit(job.id, delay=0)
     await drain(make(OLD, KEY))
     assert ["7", "7", card] == SEEN

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import UTC, datetime
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from resilient import Bearer, Credentials, GrantState, Provider, Resilient
-from resilient.core.base.errors import Failure, FailureKind
+from resilient import (
+    Bearer,
+    ConnectionNotFound,
+    Credentials,
+    GrantState,
+    InvalidInput,
+    Provider,
+    Resilient,
+    ResourceStopped,
+)
+from resilient.core.base.errors import Failure, FailureKind, SecretsUnreadable
 from resilient.engine.accounts import connections as engine_connections
 from resilient.store.accounts import connections, grants
-from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT
 from tests.idp import connect, me
 from tests.interleaving import until_somebody_waits
+from tests.tenants import KEY, refreshing
 
-KEY = new_key()
 ANN, BOB, EVE = "idp/ann", "idp/bob", "idp/eve"
 REFUSED = Failure(FailureKind.AUTH, code="refused", status=401)
 AHEAD = datetime(2999, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-async def make(database_url, idp):
-    """Apps on the same database, as other processes would have them."""
-    made = []
-
-    def make_(provider=None, **options):
-        options = {"secrets": [KEY], **options}
-        made.append(Resilient(database_url, handlers=[me], providers=[provider or idp.provider()], **options))
-        return made[-1]
-
-    yield make_
-    for app in made:
-        await app.close()
 
 
 async def shared(app):
@@ -184,6 +178,25 @@ async def test_one_that_waited_for_the_refresh_of_the_others_waits_no_longer(mak
     assert (blocked[0] is not None, blocked[1]) == (True, None)
 
 
+@pytest.mark.parametrize("verb", ["revoke", "disconnect"])
+async def test_who_has_just_left_a_shared_grant_and_is_given_up_takes_nothing_from_the_others(
+    make, idp, monkeypatch, verb
+):
+    """Another process connects the account anew between the look at it and the deletion."""
+    app, other = make(), make()
+    await shared(app)
+    write = app.connections._given_up
+
+    async def leaves_first(*args):
+        other.sync.connections.add(BOB, token="canary-bob")
+        return await write(*args)
+
+    monkeypatch.setattr(app.connections, "_given_up", leaves_first)
+    await getattr(app.connections, verb)(BOB)
+    assert await tokens_of(app, ANN, EVE) == ["canary-ann"] * 2
+    assert (await app.connections.get(BOB)).state is GrantState.REVOKED
+
+
 async def test_details_cannot_say_whose_grant_it_is(make):
     app = make()
     forged = {engine_connections._GUEST: "1"}
@@ -215,6 +228,73 @@ async def test_who_moves_to_the_apps_own_table_leaves_the_others_what_they_have(
     other = make(credentials=table)
     await other.connections.restored(BOB)
     assert await tokens_of(other) == ["canary-ann", "canary-bob", "canary-ann"]
+
+
+async def test_details_of_a_grant_that_is_shared_are_checked_and_stay(database_url):
+    shop = Provider(name="shop", base_url="https://{host}/api", auth=(Bearer(),))
+    async with Resilient(database_url, handlers=[], providers=[shop], secrets=[KEY]) as app:
+        add, ann = app.connections.add, "shop/ann"
+        await add(ann, token="canary-ann", details={"host": "ann.example"})
+        for details, words in (({}, "is not known"), ({"host": "127.0.0.1"}, "must be public")):
+            with pytest.raises(InvalidInput, match=words):
+                await add("shop/bob", grant_of=ann, details=details)
+        with pytest.raises(ConnectionNotFound):
+            await app.connections.get("shop/bob")
+        await add("shop/bob", grant_of=ann, details={"host": "bob.example"})
+        await add("shop/bob", grant_of=ann)
+        assert (await app.credentials("shop/bob")).base_url == "https://bob.example/api"
+
+
+# -- a refresh that another account began ------------------------------------------------------------------------------
+
+
+async def both_wait(app, idp):
+    """Ann's caller refreshes the grant of both, Bob's waits for the same refresh; its answer is held back."""
+    await connect(app, idp, ANN, expired=True)
+    await app.connections.add(BOB, grant_of=ANN)
+    ann = await refreshing(app, idp, ANN)
+    flights, bob = app.grants._flights, asyncio.create_task(app.credentials(BOB))
+    joins, joined = flights.join, asyncio.Event()
+
+    async def noted(*args):
+        joined.set()
+        return await joins(*args)
+
+    flights.join = noted
+    await joined.wait()
+    return ann, bob
+
+
+@pytest.mark.parametrize("word", ["dead", "unexplained"])
+async def test_what_stops_both_is_told_each_of_its_own_account(make, idp, word):
+    app = make()
+    ann, bob = await both_wait(app, idp)
+    idp.says["canary-refresh-1"] = (400, {"error": "invalid_grant" if word == "dead" else "canary"})
+    idp.hold.set()
+    errors = await asyncio.gather(ann, bob, return_exceptions=True)
+    assert [error.resource for error in errors] == [ANN, BOB]
+    assert ANN not in str(errors[1])
+
+
+async def test_who_leaves_during_its_refresh_keeps_nobody_else_from_the_token(make, idp):
+    app = make()
+    ann, bob = await both_wait(app, idp)
+    await app.accounts.erase(ANN)
+    idp.hold.set()
+    with pytest.raises(ResourceStopped):
+        await ann
+    assert (await bob).token == "canary-access-2"
+
+
+async def test_a_row_that_something_else_changed_stops_its_own_account_alone(make, idp):
+    app = make()
+    ann, bob = await both_wait(app, idp)
+    spoil = "UPDATE {connection} SET seal = 'canary' WHERE resource_key = :key"
+    await app.database.transaction(lambda c, d: d.run(c, spoil, {"key": ANN}) and None)
+    idp.hold.set()
+    with pytest.raises(SecretsUnreadable):
+        await ann
+    assert (await bob).token == "canary-access-2"
 
 
 # -- at the same moment ------------------------------------------------------------------------------------------------

@@ -443,10 +443,10 @@ async def test_what_waits_behind_a_suspect_that_does_not_end_is_run_by_the_slots
         worker.executor.most_stuck = 0
         submit = worker.executor.submit
 
-        def as_suspect(execution):
+        def as_suspect(execution, since):
             if execution.row.kind == kind.kind:
                 execution.row = execution.row._replace(rescues=1)
-            submit(execution)
+            submit(execution, since)
 
         monkeypatch.setattr(worker.executor, "submit", as_suspect)
         await until(lambda: worker.executor.stuck)

@@ -17,34 +17,9 @@ from resilient.store.accounts import grants
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT, until
 from tests.idp import connect, me
+from tests.tenants import KEY, refreshing
 
-KEY = new_key()
 A = "idp/acct-1"
-
-
-@pytest.fixture
-async def make(database_url, idp):
-    """Apps on the same database, as other processes would have them."""
-    made = []
-
-    def make_(provider=None, **options):
-        options = {"secrets": [KEY], **options}
-        made.append(Resilient(database_url, handlers=[me], providers=[provider or idp.provider()], **options))
-        return made[-1]
-
-    yield make_
-    idp.hold.set()
-    for app in made:
-        await app.close()
-
-
-async def refreshing(app, idp, key=A):
-    """A caller that waits for a refresh whose answer is held back."""
-    idp.hold.clear()
-    before = len(idp.asked)
-    waiting = asyncio.create_task(app.credentials(key))
-    await until(lambda: len(idp.asked) > before)
-    return waiting
 
 
 async def read_elsewhere(make):
@@ -66,7 +41,7 @@ async def test_keys_that_were_changed_meanwhile_lose_none(make, idp):
     """An old worker that winds down lacks the new key; the row under it is still the one it refreshes."""
     old, new = make(), new_key()
     await connect(old, idp, expired=True)
-    waiting = await refreshing(old, idp)
+    waiting = await refreshing(old, idp, A)
     both = make(secrets=[new, KEY])
     assert await both.connections.rotate_secrets() == 1
     idp.hold.set()
@@ -106,10 +81,44 @@ async def test_a_commit_that_the_database_breaks_off_is_tried_again(make, idp, c
     assert len(idp.asked) == 1
 
 
+KEEPS_UP = "TRIGGER refusing BEFORE UPDATE OF lease_until ON resilient_grant"
+NOT_KEPT_UP = {
+    "sqlite": [f"CREATE {KEEPS_UP} WHEN NEW.state = 'refreshing' BEGIN SELECT RAISE(ABORT, 'not now'); END"],
+    "postgresql": [
+        REFUSING["postgresql"][0],
+        f"CREATE {KEEPS_UP} FOR EACH ROW WHEN (NEW.state = 'refreshing') EXECUTE FUNCTION refuse()",
+    ],
+}  # fmt: skip
+
+
+async def test_a_lease_that_the_database_does_not_prolong_takes_no_token_from_its_caller(make, idp, monkeypatch):
+    monkeypatch.setattr(engine_grants, "LEASE", 0.5)
+    app = make()
+    await connect(app, idp, expired=True)
+    waiting, tries = await refreshing(app, idp, A), []
+    keep_up = grants.keep_up
+
+    def noted(*args):
+        tries.append(args)
+        return keep_up(*args)
+
+    monkeypatch.setattr(grants, "keep_up", noted)
+    engine = app.database.sync_engine
+    with engine.begin() as c:
+        for statement in NOT_KEPT_UP[engine.dialect.name]:
+            c.execute(text(statement))
+    before = len(tries)
+    await until(lambda: len(tries) > before + 1)  # the first that fails is not the last
+    with engine.begin() as c:
+        c.execute(text("DROP TRIGGER refusing" + (" ON resilient_grant" * (engine.dialect.name == "postgresql"))))
+    idp.hold.set()
+    assert (await asyncio.wait_for(waiting, LIMIT)).token == "canary-access-2"
+
+
 async def test_a_close_that_is_broken_off_breaks_no_refresh_off(make, idp):
     app = make()
     await connect(app, idp, expired=True)
-    waiting = await refreshing(app, idp)
+    waiting = await refreshing(app, idp, A)
     closing = asyncio.create_task(app.close())
     await asyncio.sleep(0)
     closing.cancel()
@@ -147,7 +156,7 @@ async def test_the_end_of_the_loop_waits_for_a_commit_under_way(make, idp, monke
         await commit(self, *args, **kwargs)
 
     monkeypatch.setattr(engine_grants.Grants, "_commit", noted)
-    waiting = await refreshing(app, idp)
+    waiting = await refreshing(app, idp, A)
     with locked(app):
         idp.hold.set()
         await until(begun.is_set)

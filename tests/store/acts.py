@@ -556,7 +556,7 @@ def notes_that_it_worked(c, d):
     return grants.note_worked(c, d, id_of("grant1"), 1), grants.note_worked(c, d, id_of("grant2"), 1)
 
 
-@act("accounts.consent: fuse.client_taken", "accounts.grants: fuse.client_taken")
+@act("accounts.consent: fuse.client_taken", "accounts.application: fuse.client_taken")
 def is_taken_again(c, d):
     return fuse.client_taken(c, d, "p")
 
@@ -591,9 +591,9 @@ def authorises(c, d):
     return grants.authorise(c, d, id_of("grant2"), _FRESH, kind="oauth2", flow=None)
 
 
-@act("accounts.connections: grants.give_up")
+@act("accounts.connections: connections.give_up")
 def gives_an_account_up(c, d):
-    return grants.give_up(c, d, id_of("grant1"))
+    return connections.give_up(c, d, "p/1")
 
 
 # -- streams, consumers ------------------------------------------------------------------------------------------------
@@ -694,7 +694,7 @@ def shares_a_grant(c, d):
         raise Refused from error
 
 
-@act("accounts.connections: _reseal")
+@act("accounts.seals: _reseal")
 def reseals(c, d):
     for grant in grants.lock_next(c, d, None, 10, waits=True):
         seals.seal_all(c, d, RING, grant.id, noted_before=False)

@@ -165,7 +165,7 @@ def test_of_a_write_whose_answer_was_lost_only_what_it_wrote_is_taken_for_writte
     claimed = take(database)
     done = [(row.id, row.version + 1, None) for row in claimed.jobs]
     assert database.transaction_sync(write, [one for one in done if one[0] == written], [], {}) == {written}
-    rescue = "UPDATE {job} SET state = 'ready', version = version + 1 WHERE id = :id"
+    rescue = "UPDATE {job} SET state = 'ready', version = version + 1, rescues = 1 WHERE id = :id"
     database.transaction_sync(lambda c, d: d.run(c, rescue, {"id": d.id(given_away)}))
     assert database.transaction_sync(lambda c, d: write(c, d, done, [], {}, again=True)) == {written}
 

@@ -8,6 +8,8 @@ from resilient import Limit
 from resilient.core.gates.rate_limit import LimitState
 from resilient.store.gates import limits
 from resilient.store.gates.limits import Ask, Observation
+from resilient.store.inspect import pages
+from resilient.store.inspect.pages import LimitUse
 
 FAST, SLOW = Limit(10, 1, burst=5, name="fast"), Limit(1, 10, burst=2, name="slow")
 
@@ -134,3 +136,14 @@ def test_a_draw_locks_exactly_its_rows(postgres_database):
             return limits.draw(c, d, [Ask((("p/a", SLOW), ("p/b", FAST)))])
 
         assert postgres_database.transaction_sync(bounded)[0].draw.granted
+
+
+def test_what_a_provider_said_is_left_is_told_until_its_window_ends(clock, database):
+    now = clock.now().timestamp()
+    seen = [Observation("p/a", FAST, 3, now + 60, now), Observation("p/a", SLOW, 0, now + 5, now)]
+    database.transaction_sync(limits.observe, seen)
+    draw(database, Ask((("p/b", FAST),)))  # of which nobody said anything
+    uses = database.transaction_sync(pages.limit_uses, ["p/a", "p/b"])
+    assert uses == {"p/a": [LimitUse("fast", 3.0), LimitUse("slow", 0.0)]}
+    clock.advance(10)
+    assert database.transaction_sync(pages.limit_uses, ["p/a", "p/b"]) == {"p/a": [LimitUse("fast", 3.0)]}

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from resilient import ConnectionNotFound, ConsentRefused, InvalidInput, Job, Resilient, Retry, handler, web
-from resilient.core.base.bounds import CALLBACK_VALUE
+from resilient.core.base.bounds import CALLBACK_CODE, CALLBACK_VALUE
 from resilient.store.accounts.secrets import new_key
 from tests.helpers import LIMIT
 from tests.serving import serving
@@ -80,6 +80,15 @@ async def test_a_value_that_does_not_fit_its_place_connects_nothing(make, idp, p
         with pytest.raises(ConnectionNotFound):
             await app.connections.get("idp/ann")
     assert idp.asked == []  # nor was a code exchanged
+
+
+@pytest.mark.parametrize("code", ["9" * (CALLBACK_CODE.value + 1), "a\x00b", "a\r\nb", "\u0416", "\ud800"])
+async def test_what_can_be_no_code_is_not_exchanged(make, idp, code):
+    app = await make()
+    with pytest.raises(ConsentRefused, match="code is none: start again") as refused:
+        await app.connections.complete({**await begin(app), "code": code, "realmId": "1"}, bound_to="s")
+    assert code not in str(refused.value)
+    assert idp.asked == []
 
 
 @pytest.mark.parametrize(

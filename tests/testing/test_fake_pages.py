@@ -60,14 +60,17 @@ async def sync(clock, sqlite_url):
         await app.close()
 
 
+def listing(fake, path, *, pages="list", changes=None):
+    """The stream of a list, read as the provider's facts say."""
+    facts, name = fake.provider, path.rpartition("/")[2]
+    incremental = {} if changes is None else {"incremental": facts.incremental[changes]}
+    return Stream(name, request=lambda: PageRequest(path), paginator=facts.pagination[pages], **incremental)
+
+
 async def test_changes_deletions_and_a_refused_cursor(clock, sync):
     with FakeProvider("google", clock=clock.now, anonymous=True) as fake:
         listed = fake.records("/calendar/v3/events", ROWS, pages="calendar", incremental="calendar", size=2)
-        facts = fake.provider
-        stream = Stream(
-            "events", request=lambda: PageRequest("/calendar/v3/events"), paginator=facts.pagination["calendar"],
-            incremental=facts.incremental["calendar"],
-        )  # fmt: skip
+        stream = listing(fake, "/calendar/v3/events", pages="calendar", changes="calendar")
         assert (await sync(fake, stream))[1] == [(True, ["1", "2"], []), (True, ["3", "4"], []), (True, ["5"], [])]
         listed.put({"id": "2", "changed": True}, {"id": "6"})
         listed.delete("1")
@@ -83,7 +86,7 @@ async def test_changes_deletions_and_a_refused_cursor(clock, sync):
 async def test_pages_that_go_round_are_noticed(clock, sync):
     with FakeProvider("hubspot", clock=clock.now, anonymous=True) as fake:
         fake.records("/contacts", ROWS, size=2).loops = True
-        stream = Stream("c", request=lambda: PageRequest("/contacts"), paginator=fake.provider.pagination["list"])
+        stream = listing(fake, "/contacts")
         job, passes = await sync(fake, stream)
     assert job.finished_at is None or job.state.value == "dead"
     assert 0 < len(passes) < 20
@@ -93,11 +96,7 @@ async def test_pages_that_go_round_are_noticed(clock, sync):
 async def test_changes_since_a_time(clock, sync):
     with FakeProvider("gitlab", clock=clock.now, anonymous=True) as fake:
         listed = fake.records("/issues", ROWS, incremental="updated")
-        facts = fake.provider
-        stream = Stream(
-            "issues", request=lambda: PageRequest("/issues"), paginator=facts.pagination["list"],
-            incremental=facts.incremental["updated"],
-        )  # fmt: skip
+        stream = listing(fake, "/issues", changes="updated")
         assert [one[1] for one in (await sync(fake, stream))[1]] == [["1", "2", "3", "4", "5"]]
         listed.put({"id": "6", "updated_at": "2030-01-09T00:00:00Z"})
         assert [one[1] for one in (await sync(fake, stream))[1]] == [["6"]]
@@ -191,11 +190,7 @@ async def test_deletions_that_are_marked_among_changes_since_a_time(clock, sync,
     rows = [{"id": str(n), "meta": {"at": at}} for n, at in enumerate(times, 1)]
     with FakeProvider(made, clock=clock.now, anonymous=True) as fake:
         listed = fake.records("/rows", rows, incremental="updated", size=1)
-        facts = fake.provider
-        stream = Stream(
-            "rows", request=lambda: PageRequest("/rows"), paginator=facts.pagination["list"],
-            incremental=facts.incremental["updated"],
-        )  # fmt: skip
+        stream = listing(fake, "/rows", changes="updated")
         assert [one[1:] for one in (await sync(fake, stream))[1]] == [(["1"], []), (["2"], [])]
         listed.delete("1")
         assert ["1"] in [one[2] for one in (await sync(fake, stream))[1]]

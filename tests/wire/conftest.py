@@ -44,6 +44,7 @@ class Recorder:
         self.stop_from = None  # refuse from this admission on
         self.on_mark = None
         self.probing = False
+        self.cut_by_us = None  # whether the last answer that was cut off was so for want of room
         self.late = []  # what `again` raises, or None, each time a permit is found late
 
     def now(self):
@@ -79,7 +80,8 @@ class Recorder:
         if (error := self.late.pop()) is not None:
             raise error
 
-    def cut_off(self, permit):
+    def cut_off(self, permit, *, by_us=False):
+        self.cut_by_us = by_us
         self.log.append(("cut_off", permit.request.name))
 
     async def answered(self, _permit, answer, failure):

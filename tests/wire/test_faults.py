@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
 import time
 
 import httpx
@@ -14,6 +13,7 @@ from resilient.wire.requests.answer import AnswerTooLarge
 from resilient.wire.requests.explain import explain
 from resilient.wire.requests.pool import Pool, PoolSettings
 from tests.helpers import LIMIT, until
+from tests.serving import Certificate
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 NO_ANSWER = httpx.Timeout(LIMIT, read=0.2)
@@ -240,8 +240,7 @@ async def test_a_url_nobody_can_send_to(client, hooks, pool, url):
 
 
 async def test_a_certificate_that_cannot_be_verified(client, hooks, pool, tmp_path):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*_certificate(tmp_path))
+    context = Certificate(tmp_path).server
     listening = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
     port = listening.sockets[0].getsockname()[1]
     error, failure = await outcome(client(), hooks, "POST", f"https://127.0.0.1:{port}/x")
@@ -249,18 +248,6 @@ async def test_a_certificate_that_cannot_be_verified(client, hooks, pool, tmp_pa
     assert (failure.kind, failure.code, failure.provider_wide) == (K.PERMANENT, "tls_verification", False)
     assert hooks.steps == ["admit", "mark", "failed", "clear"]
     listening.close()
-
-
-def _certificate(folder):
-    import subprocess
-
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
 
 
 @pytest.mark.parametrize(

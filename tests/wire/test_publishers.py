@@ -24,7 +24,7 @@ from resilient import (
 )
 from resilient.core.events.message import Envelope, decode, numbered
 from resilient.engine.events.publishers import Publishers
-from resilient.wire.publishers.base import ConnectionLost
+from resilient.wire.publishers.base import ConnectionLost, Unsendable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
@@ -323,7 +323,7 @@ class TestNats:
             results = await asyncio.gather(
                 *(publisher.publish(one) for one in (message(over), large, message(over + 1))), return_exceptions=True
             )
-            assert [type(r) for r in results] == [type(None), Permanent, type(None)]
+            assert [type(r) for r in results] == [type(None), Unsendable, type(None)]
         await publisher.publish(message(4, data="x" * (65_536 - bare - 1_000)))
         await publisher.close()
         await connection.close()

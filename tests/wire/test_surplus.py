@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
-import subprocess
 from datetime import UTC, datetime
 
 import aiohttp
@@ -17,6 +15,7 @@ from resilient.testing import job
 from resilient.wire.oauth.endpoints import TokenClient
 from resilient.wire.requests.pool import Pool, PoolSettings
 from tests.helpers import LIMIT, until
+from tests.serving import Certificate
 
 FORGED = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
@@ -95,16 +94,8 @@ async def serving(parts, context=None):
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(cert, key)
-    return server, ssl.create_default_context(cafile=str(cert))
+    made = Certificate(tmp_path_factory.mktemp("tls"))
+    return made.server, made.trusting
 
 
 class Lent(httpx.AsyncBaseTransport):

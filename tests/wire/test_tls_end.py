@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 import threading
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 
 from resilient.wire.requests.pool import Pool, PoolSettings
 from tests.helpers import LIMIT
+from tests.serving import Certificate
 
 BODY = b"1,a\n2,b\n"
 UNTIL_THE_END = b"HTTP/1.1 200 OK\r\ncontent-type: text/csv\r\n\r\n" + BODY
@@ -20,16 +20,8 @@ WITH_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(cert, key)
-    return server, ssl.create_default_context(cafile=str(cert))
+    made = Certificate(tmp_path_factory.mktemp("tls"))
+    return made.server, made.trusting
 
 
 @contextlib.asynccontextmanager

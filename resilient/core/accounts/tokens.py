@@ -20,9 +20,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.body import pick
+from resilient.core.base.bounds import KEPT_VALUE, TOKEN
 from resilient.core.base.errors import Failure, FailureKind, Scope
 from resilient.core.base.exchange import RequestFacts
 from resilient.core.base.misfit import explained_class
+from resilient.core.base.phrases import fits_header
 from resilient.core.provider.auth import OAuth2, Rotation
 from resilient.core.provider.classify import classify
 from resilient.core.provider.facts import Provider
@@ -158,14 +160,15 @@ def is_expired(credentials: Credentials, now: datetime) -> bool:
 def merge(old: Credentials, body: Any, oauth: OAuth2, now: datetime) -> Credentials | None:
     """``old`` with what a token endpoint answered at ``now``; None if the answer holds no token.
 
-    A field that is missing or null leaves the old value: a null refresh token does not erase the old one.
+    A field that is missing or null leaves the old value: a null refresh token does not erase the old one. So does one
+    that no request could carry.
     """
     token_path = _token_path(body, oauth)
     if token_path is None:
         return None
     token, parent = token_path
     fresh = _text(body, parent, "refresh_token")
-    kept = {path.rpartition(".")[2]: _plain(value) for path in oauth.keep for value in pick(body, path)[:1]}
+    kept = {path.rpartition(".")[2]: _kept(value) for path in oauth.keep for value in pick(body, path)[:1]}
     ends = _ends(body, parent, oauth, now)
     rotated = bool(fresh) and fresh != old.refresh_token and bool(old.refresh_token)
     return replace(
@@ -230,7 +233,7 @@ def delay(failures: int, roll: float) -> float:
 def _token_path(body: Any, oauth: OAuth2) -> tuple[str, str] | None:
     for path in oauth.success:
         for value in pick(body, path):
-            if isinstance(value, str) and value.strip():
+            if isinstance(value, str) and value.strip() and len(value) <= TOKEN.value and fits_header(value):
                 return value, path.rpartition(".")[0]
     return None
 
@@ -243,15 +246,20 @@ def _at(body: Any, parent: str, name: str) -> Any:
 
 def _text(body: Any, parent: str, name: str) -> str:
     value = _at(body, parent, name)
-    return value if isinstance(value, str) and value.strip() else ""
+    return _plain(value) if isinstance(value, str) and value.strip() and len(value) <= TOKEN.value else ""
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     if isinstance(value, str):
-        return "" if any("\ud800" <= c <= "\udfff" for c in value) else value  # a lone surrogate cannot be stored
+        return "" if any("\ud800" <= c <= "\udfff" for c in value) else value  # a lone surrogate cannot be sent
     return str(value) if abs(value) < _LARGEST else ""
+
+
+def _kept(value: Any) -> str:
+    text = _plain(value)
+    return "" if len(text) > KEPT_VALUE.value or any(c < " " or "\x7f" <= c <= "\x9f" for c in text) else text
 
 
 def _seconds(value: Any) -> float | None:

@@ -2,8 +2,9 @@
 
 A provider's code may be anything, an id in disguise or one tenant's mischief. So each account brings one code that
 nobody had into what all accounts of a kind of job share; what it brings beyond that is told apart, as its own, until
-another account has it too. An account with too many codes of its own has one alert for the rest. Codes are forgotten
-when their alerts are over.
+another account has it too. A few codes become shared by the word of one other account, or two of one tenant would fill
+what all share. An account with too many codes of its own has one alert for the rest. Codes are forgotten when their
+alerts are over.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ MOST_CODES: Final = 50  # of one account alone
 MOST_SHARED: Final = 500  # of all accounts of a kind
 MOST_KNOWN: Final = 5_000  # of a kind, in memory
 _SHARE: Final = 1  # codes that one account alone brings into what all share
+MOST_SECONDED: Final = 10  # codes of others that one account makes shared by having them too
 
 
 @dataclass(slots=True)
@@ -27,17 +29,19 @@ class _Code:
     account: str
     shared: bool
     at: datetime
+    seconded_by: str = ""  # the account by whose having it, too, it became shared
 
 
 class Codes:
     """The codes of one kind of job that are known."""
 
-    __slots__ = ("_brought", "_known", "_own", "_swept_at")
+    __slots__ = ("_brought", "_known", "_own", "_seconded", "_swept_at")
 
     def __init__(self) -> None:
         self._known: dict[str, _Code] = {}
         self._own = Counter[str]()  # codes by account
         self._brought = Counter[str]()
+        self._seconded = Counter[str]()
         self._swept_at: datetime | None = None
 
     def sort(self, code: str, account: str, now: datetime, lasts: timedelta) -> tuple[str, str]:
@@ -52,8 +56,9 @@ class Codes:
         if entry is None:
             return self._bring(code, account, now)
         entry.at = now
-        if not entry.shared and entry.account != account:  # two have it: it is nobody's own
-            entry.shared = True
+        if not entry.shared and entry.account != account and self._seconded[account] < MOST_SECONDED:
+            entry.shared, entry.seconded_by = True, account  # two have it: it is nobody's own
+            self._seconded[account] += 1
             self._own[entry.account] -= 1
             self._brought[entry.account] += 1
         return code, "" if entry.shared else account
@@ -76,3 +81,4 @@ class Codes:
         self._known = {code: one for code, one in self._known.items() if one.at > now - lasts}
         self._own = Counter(one.account for one in self._known.values() if not one.shared)
         self._brought = Counter(one.account for one in self._known.values() if one.shared)
+        self._seconded = Counter(one.seconded_by for one in self._known.values() if one.seconded_by)

@@ -15,7 +15,7 @@ function of its arguments; `store/alerts.py` has the rows, `engine/alerts.py` se
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import check_texts, explained_class, is_number, is_whole
 from resilient.core.base.phrases import brief
+from resilient.core.base.resource_key import is_below
 from resilient.core.inspect.retention import Span, span
 from resilient.core.jobs.records import fields_of
 from resilient.core.schedules import cron
@@ -69,6 +70,16 @@ class Finding:
         """The same for all findings of one alert."""
         text = "\x1f".join((self.name, self.subject, *self.parts, *filter(None, (self.apart,))))
         return blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def without(self, keys: Collection[str]) -> Finding | None:
+        """The same without a word of these accounts, which are erased; None if it is of nobody else."""
+        is_gone, is_example = (
+            any(is_below(str(name), key) for key in keys) for name in (self.subject, self.detail.get("resource", ""))
+        )
+        if is_gone or (is_example and self.count == 1):
+            return None
+        erased = {"resource": "an erased account", "job": "erased", "error": None}
+        return replace(self, detail={**self.detail, **erased}) if is_example else self
 
     @property
     def cause(self) -> str:

@@ -39,10 +39,19 @@ ANSWER_BODY: Final = Bound(
 ANSWER_TIME: Final = Bound(
     "answer_time", 300, "seconds", "the request fails as answer_too_large", "http=PoolSettings(whole=...)"
 )
+ANSWER_BODIES: Final = Bound(
+    "answer_bodies", 512 * _MIB, "bytes",
+    "of all in a process, without the first MiB of each: an account that would hold more than is left free is refused",
+    "http=PoolSettings(bodies=...)",
+)  # fmt: skip
 ERROR_BODY: Final = Bound(
     "error_body", 64 * _KIB, "bytes", "the rest of an error's body is not read", "http=PoolSettings(error_largest=...)"
 )
 TOKEN_ANSWER: Final = Bound("token_answer", 256 * _KIB, "bytes", "the rest is not read, so the answer holds no token")
+TOKEN: Final = Bound("token", 32 * _KIB, "characters", "it is no token: no header would hold it")
+KEPT_VALUE: Final = Bound(
+    "kept_value", 2_000, "characters", "what a token answer says of the account is not kept: the value before stays"
+)
 SINK_ANSWER: Final = Bound("sink_answer", 4 * _KIB, "bytes", "the rest of a webhook receiver's answer is not read")
 STRUCTURED_FIELD: Final = Bound("structured_field", 8 * _KIB, "characters", "the header field says nothing")
 STATED_TIME: Final = Bound("stated_time", 64, "characters", "the text is no time")
@@ -104,9 +113,23 @@ WEBHOOK_BODY: Final = Bound(
 WEBHOOK_EVENTS: Final = Bound("webhook_events", 1_000, "items", "a delivery of more is answered with 413")
 WEBHOOK_HEADERS: Final = Bound("webhook_headers", 64, "items", "the rest is not shown to the job")
 WEBHOOK_HEADER: Final = Bound("webhook_header", 1_000, "characters", "cut")
+WEBHOOK_SHOWN: Final = Bound(
+    "webhook_shown", 2 * _MIB, "bytes",
+    "of the headers that all jobs of one delivery are shown, each the same: the rest is not shown to them",
+)  # fmt: skip
+WEBHOOK_NAME: Final = Bound(
+    "webhook_name", 1_000, "characters", "cut, where a job is shown the name of an event or the id of a delivery"
+)
+WEBHOOK_FIELDS: Final = Bound(
+    "webhook_fields", 1_000, "items", "a form of more is taken as a text, and a query of more says nothing"
+)
 WEBHOOK_CHALLENGE: Final = Bound("webhook_challenge", 1_000, "characters", "it is not echoed")
 CALLBACK_VALUE: Final = Bound(
     "callback_value", 200, "characters", "the callback is refused: what it says of the account is not kept"
+)
+CALLBACK_CODE: Final = Bound("callback_code", 8 * _KIB, "characters", "the callback is refused, its code not exchanged")
+OPEN_CONSENTS: Final = Bound(
+    "open_consents", 50, "items", "of one account the oldest is forgotten: whoever comes back there starts again"
 )
 
 # -- what handlers give back -----------------------------------------------------------------------------------

@@ -92,8 +92,9 @@ _UNREADABLE: Final = re.compile(r"[\\\s\x00-\x20\x7f-\xa0\ud800-\udfff]")
 _HIGHEST_PORT: Final = 65_535
 _SHOWN: Final = 300  # characters of a refused URL
 _WORD: Final = re.compile(r"(\s+)")
-# A password may hold what ends a host, unless it looks like a port.
-_LOGIN: Final = re.compile(r"(://)[^\s/:@]*:(?!\d{1,5}(?:[/?#]|$))[^\s@]*@")
+_ENDS: Final = re.compile(r"[/?#]")  # what ends a host, unless it belongs to a password
+_PLACE: Final = re.compile(r"(?:[A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+_WEB: Final = ("http", "https")
 
 
 class Address(NamedTuple):
@@ -152,17 +153,42 @@ def without_secrets(url: str) -> str:
 
 
 def _without_logins(text: str) -> str:
-    """Each word of ``text`` without user and password.
-
-    Only what stands before a word's last ``@`` is searched, so that the time stays linear.
-    """
+    """Each word of ``text`` without user and password; an address of a database is one word, whatever is in it."""
     if "@" not in text or "://" not in text:
         return text
-    kept = []
-    for word in _WORD.split(text):  # with the blanks between them
-        head, at, tail = word.rpartition("@")
-        kept.append(_LOGIN.sub(r"\1", head + at) + tail if at else word)
-    return "".join(kept)
+    scheme = text.partition("://")[0].lower()
+    if scheme not in _WEB and not _WORD.search(scheme):
+        return _without_login(text)
+    return "".join(_without_login(word) for word in _WORD.split(text))  # with the blanks between them
+
+
+def _without_login(word: str) -> str:
+    """A word without user and password, which may hold what ends a host.
+
+    Where it can be read in two ways (``postgresql://u:p@w?x=y@host``), nothing behind that ``://`` is kept. An address
+    of the web may have an ``@`` in its path, and other addresses within it.
+    """
+    kept, at, last, begin = list[str](), 0, word.rfind("@"), word.find("://")
+    while 0 <= begin < last:
+        place = begin + 3
+        match = _ENDS.search(word, place)
+        end = len(word) if match is None else match.start()
+        sign = word.rfind("@", place, end)
+        is_first, is_web = at == 0, word[at:begin].lower().endswith(_WEB)
+        is_place = _PLACE.fullmatch(word, max(sign + 1, place), end) is not None
+        kept.append(word[at:place])
+        at = place
+        if last < end:  # the only way to read it
+            at = sign + 1 if is_first or ":" in word[place:sign] else place
+            break
+        if sign < 0 and is_web and is_place:
+            begin = word.find("://", place)
+        elif sign < 0 and not is_place and word.find("@", end) == last:
+            at = last + 1
+            break
+        else:
+            return "".join(kept) + "…"
+    return "".join(kept) + word[at:]
 
 
 def without_params(url: str, names: frozenset[str]) -> str:

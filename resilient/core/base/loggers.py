@@ -29,7 +29,7 @@ from resilient.core.base.tracing import current_id, forget_current, running
 
 MASK: Final = "[hidden]"
 # Databases and brokers have URLs too.
-_URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]{1,30}://[^\s'\"<>]+", re.IGNORECASE)
+_URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]{1,30}://(?:[^\s/?#@]*@)?[^\s'\"<>]+", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"\b(Bearer|Basic|Token)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _NAMED: Final = re.compile(  # password=..., 'api_key': '...'; not "password: wrong"
     r"""\b((?:password|passwd|passphrase|pwd|secret|client_secret|(?:access_|refresh_)?token|api_?key|private_key)"""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from resilient.core.base.body import hidden, hidden_in_item, pick
-from resilient.core.base.bounds import WEBHOOK_CHALLENGE
+from resilient.core.base.bounds import WEBHOOK_CHALLENGE, WEBHOOK_FIELDS
 from resilient.core.base.budgets import Fields
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.instants import Word, read
@@ -299,7 +299,10 @@ def value_at(place: str, fields: Mapping[str, str], body: Any, url: str, item: A
     if not colon:
         return plain(fields.get(place.lower(), ""))
     if kind == "query":
-        return plain(dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get(name, ""))
+        try:
+            return plain(dict(form_fields(urlsplit(url).query)).get(name, ""))
+        except ValueError:
+            return ""
     values = pick(item if kind == "item" else body, name)
     return plain(str(values[0])) if values and isinstance(values[0], (str, int)) else ""
 
@@ -508,9 +511,17 @@ def _is_form(fields: Mapping[str, str]) -> bool:
     return fields.get("content-type", "").partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
 
 
+def form_fields(text: str) -> list[tuple[str, str]]:
+    """The fields of a form or a query. Raises ValueError for more than `WEBHOOK_FIELDS`."""
+    return parse_qsl(text, keep_blank_values=True, max_num_fields=WEBHOOK_FIELDS.value)
+
+
 def _form(body: bytes) -> bytes:
-    """A form's fields sorted by name, each name with its value, as Twilio signs them."""
-    pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+    """A form's fields sorted by name, each with its value, as Twilio signs them; of too many, what nobody signs."""
+    try:
+        pairs = form_fields(body.decode("utf-8", "replace"))
+    except ValueError:
+        return b"\0" + body
     return "".join(name + value for name, value in sorted(set(pairs))).encode()
 
 

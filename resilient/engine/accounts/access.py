@@ -153,6 +153,11 @@ class Account:
         can_be = grant.kind == "oauth2" and is_renewable(self.credentials, grant.flow)
         return self.provider.oauth if can_be else None
 
+    @property
+    def has_own_endpoint(self) -> bool:
+        """Whether its token endpoint is at a host that it names, with a resource of its own."""
+        return self.endpoint != token_key(self.provider.name, None, None)
+
     def has_ended(self, now: datetime) -> bool:
         """Whether it has a token of ours that is over by its own word, and nothing to renew it with."""
         grant = self.bound.grant

@@ -15,24 +15,23 @@ from uuid_utils.compat import uuid7
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials, GrantState
-from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SecretsUnreadable, SetupError
+from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SetupError
 from resilient.core.base.frames import frameless_calls
 from resilient.core.base.instants import add, in_utc
 from resilient.core.base.loggers import logger
 from resilient.core.base.misfit import explained_calls
-from resilient.core.base.phrases import counted, fits_header, nearest
+from resilient.core.base.phrases import fits_header, nearest
 from resilient.core.base.resource_key import check, check_stored
 from resilient.core.jobs.records import plain
 from resilient.core.provider.placeholders import names_in
 from resilient.engine.accounts import seals
 from resilient.engine.accounts.access import adopt, carried, kind_of
 from resilient.engine.accounts.consent import Consent
-from resilient.engine.accounts.seals import reseal_payloads
+from resilient.engine.accounts.seals import reseal_grants, reseal_payloads
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.providers import account_of, oauth_of
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
 from resilient.store.accounts import connections, fuse, grants
-from resilient.store.accounts.secrets import key_id_of
 from resilient.store.gates import controls as gates
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 
 log = logger("connections")
 T = TypeVar("T")
-_BATCH: Final = 200  # grants in one transaction of `rotate_secrets`
 _SHOWN: Final = 5  # accounts in a line of the log
 _GUEST: Final = "resilient:guest"  # among the details, which are sealed, of an account that shares another one's grant
 
@@ -158,6 +156,9 @@ class Connections:
             if self.account_of(key).name != check(grant_of).partition("/")[0]:
                 raise InvalidInput(f"{key} cannot share the grant of {grant_of}: that is another provider's")
             self._ground.foresight.look_at(key)
+            if (source := await self._db.read(None, connections.find, grant_of)) is not None:
+                values = self._grants.accounts.decrypt(source.grant).values
+                await self._check_places(key, source.grant.kind, values, details)
             await self._db.write(None, _share, check(key), check(grant_of), details, self._grants)
             self._grants.accounts.forget()
             return await self.get(key)
@@ -203,7 +204,8 @@ class Connections:
 
         Accounts that share the grant lose it too. Nothing is sent to the provider: see `Connections.disconnect`.
         """
-        return await self._given_up((await self.get(key)).grant_id) is not None
+        await self.get(key)
+        return await self._given_up(key) is not None
 
     @audited("connections disconnect")
     async def disconnect(self, key: str) -> bool:
@@ -215,7 +217,7 @@ class Connections:
         own = None
         if bound.grant.secrets is None and accounts.store is not None:
             own = await self._on_table(accounts.store.load(key))
-        last = await self._given_up(bound.grant.id)
+        last = await self._given_up(key)
         if last is None or last.kind != "oauth2":
             return False
         credentials = own or accounts.decrypt(last)  # a refresh may have ended meanwhile
@@ -279,18 +281,7 @@ class Connections:
         Returns how many grants and payloads were changed. From then on a connection that something else changed in the
         database is refused.
         """
-        done, refused, unread = 0, set[str](), set[object]()
-        for waits in (False, True):  # grants under refresh at this moment come last
-            step = _Step()
-            while not step.over:
-                step = await self._db.write(None, _reseal, self._grants.accounts, step.last, waits=waits)
-                done += step.changed
-                refused.update(step.refused)
-                unread.update(step.unread)
-        if unread:
-            log.warning("no key given here opens %s: they stay as they are", counted(len(unread), "grant"))
-        for key in sorted(refused):
-            log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
+        done = await reseal_grants(self._db, self._grants.accounts)
         return done + await reseal_payloads(self._db, self._grants.accounts.ring)
 
     # -- consent ---------------------------------------------------------------------------------------------
@@ -339,9 +330,9 @@ class Connections:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _given_up(self, grant_id: UUID) -> Grant | None:
-        """See `store.accounts.grants.give_up`."""
-        last: Grant | None = await self._db.write(None, grants.give_up, grant_id)
+    async def _given_up(self, key: str) -> Grant | None:
+        """See `store.accounts.connections.give_up`."""
+        last: Grant | None = await self._db.write(None, connections.give_up, key)
         self._grants.accounts.forget()
         return last
 
@@ -378,19 +369,26 @@ class Connections:
 
         return in_own_loop(call)
 
+    async def _check_places(self, key: str, kind: str, values: Mapping[str, str], details: Mapping[str, str]) -> None:
+        """Raise `InvalidInput` for details that lack a place of the account's addresses, or lead to a stranger.
+
+        ``values`` are what the credentials say about the account.
+        """
+        provider, before = self.account_of(key), await self._db.read(None, connections.find, key)
+        values = {**values, **_details_of(self._grants.accounts, before, details)}
+        _require_places(key, provider, kind, values)
+        address = provider.base_url_for(values)
+        provider.origins(address)
+        provider.check_address(provider.base_url, address)
+        provider.oauth_for(values)
+
     async def _put(
         self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
     ) -> ConnectionInfo:
         provider = self.account_of(key)
         self._ground.foresight.look_at(key)
         carried(provider, kind, credentials)
-        before = _untouched(self._grants.accounts, await self._db.read(None, connections.find, key))
-        values = {**credentials.values, **(details or ({} if before is None else before.details))}
-        _require_places(key, provider, kind, values)
-        address = provider.base_url_for(values)
-        provider.origins(address)  # raises for a stranger's host
-        provider.check_address(provider.base_url, address)
-        provider.oauth_for(values)
+        await self._check_places(key, kind, credentials.values, details)
         rest = await self._db.write(None, _put, check(key), kind, credentials, flow, _own(details), self._grants)
         self._grants.accounts.forget()
         if rest:
@@ -473,7 +471,7 @@ def _put(
     accounts, sealable, row = of_app.accounts, seals.noted(credentials), connections.lock(c, d, key)
     old = _untouched(accounts, row)
     rest = [] if old is None else _who_stays(c, d, old)
-    details = details or ({} if old is None else _own(old.details))
+    details = _details_of(accounts, row, details)
     if old is None or rest:
         id_, now = uuid7(), d.now(c)
         new: NewSecrets = accounts.encrypt(id_, sealable)
@@ -508,8 +506,7 @@ def _welcome(c: Connection, d: Dialect, of_app: Grants, before: Bound | None, ke
 def _hand_over(c: Connection, d: Dialect, key: str, kind: str, details: Mapping[str, str], accounts: Accounts) -> None:
     """Let an account use the app's own table from now on; details that were given before stay if there are no new."""
     before = connections.lock(c, d, key)
-    if not details and (untouched := _untouched(accounts, before)) is not None:
-        details = _own(untouched.details)
+    details = _details_of(accounts, before, details)
     grant = adopt(c, d, key, kind=kind, details=details, ring=accounts.ring).grant
     if before is not None and before.grant.id != grant.id:
         grants.delete_if_unused(c, d, before.grant.id)
@@ -527,6 +524,12 @@ def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
     return bound if seals.fits(accounts.ring, bound) else None
 
 
+def _details_of(accounts: Accounts, before: Bound | None, details: Mapping[str, str]) -> dict[str, str]:
+    """The details that are given now; those that were given before if there are no new."""
+    untouched = None if details else _untouched(accounts, before)
+    return _own(details if untouched is None else untouched.details)
+
+
 def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], of_app: Grants) -> None:
     accounts, locked = of_app.accounts, connections.lock_all(c, d, {key, other})
     source, before = locked.get(other), locked.get(key)
@@ -539,47 +542,12 @@ def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str
     is_same = before is not None and before.grant.id == grant.id
     stays = is_same and before is not None and (key == other or _GUEST in source.details)  # the owner stays the owner
     is_guest = _GUEST in before.details if stays and before is not None else True
-    details = {**_own(details), **({_GUEST: "1"} if is_guest else {})}
+    details = {**_details_of(accounts, before, details), **({_GUEST: "1"} if is_guest else {})}
     connections.bind(c, d, key, grant.id, details, auth, seal=seals.seal(accounts.ring, key, grant.id, details))
     if before is not None and not is_same:
         grants.delete_if_unused(c, d, before.grant.id)
         if auth == "ok":
             _welcome(c, d, of_app, before, [key])
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What one transaction of `rotate_secrets` did: its last grant, its changes, what it left as it was.
-
-    ``refused``: connections that do not fit their seals; ``unread``: grants that no key opens.
-    """
-
-    last: UUID | None = None
-    changed: int = 0
-    refused: tuple[str, ...] = ()
-    unread: tuple[UUID, ...] = ()
-    over: bool = False
-
-
-def _reseal(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Step:
-    batch, changed = grants.lock_next(c, d, after, _BATCH, waits=waits), 0
-    refused, unread = list[str](), []
-    for grant in batch:
-        try:
-            credentials = accounts.decrypt(grant)
-        except SecretsUnreadable:
-            if not accounts.ring:
-                raise
-            unread.append(grant.id)
-            continue
-        if accounts.ring:
-            refused += seals.seal_all(c, d, accounts.ring, grant.id, noted_before=seals.is_noted(credentials))
-        if grant.secrets is None or (key_id_of(grant.secrets) == accounts.ring.current and seals.is_noted(credentials)):
-            continue
-        new = accounts.encrypt(grant.id, seals.noted(credentials))
-        grants.reseal(c, d, grant.id, new.secrets or "", new.key_id or "")
-        changed += 1
-    return _Step(batch[-1].id if batch else after, changed, tuple(refused), tuple(unread), over=not batch)
 
 
 def _check_sendable(key: str, **values: str) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials
-from resilient.core.base.bounds import CALLBACK_VALUE
+from resilient.core.base.bounds import CALLBACK_CODE, CALLBACK_VALUE
 from resilient.core.base.errors import ConsentRefused, InvalidInput, SetupError, UnexpectedCallback
 from resilient.core.base.frames import frameless
 from resilient.core.base.phrases import fits_header
@@ -112,12 +112,15 @@ class Consent:
             raise ConsentRefused(f"{key}: this callback comes from another authorization server: start again")
         if (error := callback_error(parameters)) is not None or not parameters.get("code"):
             raise ConsentRefused(f"access to {key} was not granted: {error or 'no code came back'}")
+        code = parameters["code"]
+        if len(code) > CALLBACK_CODE.value or not (code.isascii() and code.isprintable()):  # RFC 6749, A.11
+            raise ConsentRefused(f"{key}: the callback's code is none: start again at the consent page")
         kept = _kept(self._ground.providers[key.partition("/")[0]], key, parameters, expected.details)
-        answer = await self._exchange(key.partition("/")[0], oauth, parameters["code"], expected)
+        answer = await self._exchange(key.partition("/")[0], oauth, code, expected)
         made = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
         if made is None:
-            code = "no token" if answer.failure is None else answer.failure.code
-            raise ConsentRefused(f"{key}: the provider gave no token for the code ({code}): start again")
+            reason = "no token" if answer.failure is None else answer.failure.code
+            raise ConsentRefused(f"{key}: the provider gave no token for the code ({reason}): start again")
         name = key.partition("/")[0]
         facts = self._ground.providers[name].oauth
         if facts is not None and not facts.at_tenants:

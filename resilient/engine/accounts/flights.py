@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
     from uuid import UUID
 
-    from resilient.engine.accounts.access import Account
-
-    Refresh = Coroutine[Any, Any, Account]
-    Flight = asyncio.Task[Account]
+    Refresh = Coroutine[Any, Any, None]
+    Flight = asyncio.Task[None]
 
 
 class Flights:
@@ -29,21 +27,23 @@ class Flights:
         self._flights: set[Flight] = set()
         self._of_grants: dict[tuple[asyncio.AbstractEventLoop, UUID], Flight] = {}
 
-    async def join(self, id_: UUID, refresh: Callable[[], Refresh], patience: float | None) -> Account | None:
-        """Wait for the flight of a grant, begun if there is none; None if ``patience`` seconds were not enough."""
+    async def join(self, id_: UUID, refresh: Callable[[], Refresh], patience: float | None) -> bool:
+        """Wait for the flight of a grant, begun if there is none; False if ``patience`` seconds were not enough."""
         place = asyncio.get_running_loop(), id_
         flight = self._of_grants.get(place)
         if flight is None:
             flight = self._of_grants[place] = self._begun(refresh())
             flight.add_done_callback(lambda _: self._of_grants.pop(place))
         done, _ = await asyncio.wait({flight}, timeout=patience)
-        return flight.result() if done else None
+        if done:
+            flight.result()
+        return bool(done)
 
-    async def alone(self, refresh: Refresh) -> Account:
+    async def alone(self, refresh: Refresh) -> None:
         """Wait for a flight that nobody else joins."""
         flight = self._begun(refresh)
         await asyncio.wait({flight})
-        return flight.result()
+        flight.result()
 
     async def landed(self) -> None:
         """Wait for those of this loop. A caller that is cancelled meanwhile breaks none of them off."""

@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts import tokens
-from resilient.core.accounts.fuse import APP_REFUSED
 from resilient.core.accounts.tokens import (
     NOT_CONNECTED,
     PROBED,
@@ -59,26 +58,25 @@ from resilient.engine.accounts.access import (
     SyncCredentialStore,
     in_threads,
 )
+from resilient.engine.accounts.application import Application
 from resilient.engine.accounts.flights import Flights
 from resilient.engine.accounts.fuse import Fuse
 from resilient.engine.accounts.revocation import revoke_if_unwanted
 from resilient.engine.accounts.token_endpoints import TokenEndpoints
-from resilient.store.accounts import connections, fuse, grants
+from resilient.store.accounts import connections, grants
 from resilient.store.gates import controls as gates
 from resilient.store.jobs import leases
 from resilient.wire.requests.request_log import at_account
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from datetime import datetime
-    from uuid import UUID
 
     from resilient.core.provider.auth import OAuth2
     from resilient.engine.alerts import Alerts
     from resilient.engine.gates.tickets import Ticket
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Kind
-    from resilient.store.accounts.fuse import Standing
     from resilient.store.accounts.grants import Grant, Lease
     from resilient.store.accounts.secrets import KeyRing
     from resilient.wire.oauth.endpoints import Look, TokenAnswer, TokenClient
@@ -113,9 +111,9 @@ class Grants:
         self._ground, self._alerts, self._store = ground, alerts, table
         self.accounts = Accounts(ground, ring, table)
         self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
+        self._application = Application(ground, self.fuse)
         self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
         self._bad, self._flights = RefusedCredentials(), Flights()
-        self._witnesses: set[UUID] = set()  # grants whose refresh shows whether the application is refused
         self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
 
@@ -307,19 +305,26 @@ class Grants:
         account = await self.accounts.load(key)
         if account is None or account.oauth is None or account.bound.grant.state not in PROBED:
             return await self.access(key)
-        return (await self._flights.alone(self._probed(account))).access
+        await self._flights.alone(self._probed(account))
+        return (await self._again(key)).access
 
     # -- refreshing ------------------------------------------------------------------------------------------
 
     async def _renewed(self, account: Account, *, refused: bool, patience: float | None = None) -> Account:
-        """The account, refreshed: once at a time for each grant in this process. Raises `ResourceStopped`."""
+        """The account, refreshed: once at a time for each grant in this process. Raises `ResourceStopped`.
+
+        Another account of the same grant may have begun the refresh: what stops that one alone stops no other.
+        """
         id_, key = account.bound.grant.id, account.bound.resource_key
-        fresh = await self._flights.join(id_, lambda: self._refresh(account, refused=refused), patience)
-        if fresh is None:
+        try:
+            has_ended = await self._flights.join(id_, lambda: self._refresh(account, refused=refused), patience)
+        except ResourceStopped as stopped:
+            if stopped.resource in (key, account.endpoint, account.provider.name):
+                raise
+            raise ResourceStopped(key, stopped.gate, stopped.until) from None
+        if not has_ended:
             raise ResourceStopped(account.endpoint, "cooldown")
-        if fresh.bound.resource_key != key:  # another account of the same grant flew first
-            return await self._again(key)
-        return fresh
+        return await self._again(key)
 
     async def probe(self, key: str) -> bool | None:
         """Refresh an account, whatever the gates say; returns whether its grant lives.
@@ -338,7 +343,7 @@ class Grants:
             return None
         return True
 
-    async def _probed(self, account: Account) -> Account:
+    async def _probed(self, account: Account) -> None:
         """Refresh now. Raises `ResourceStopped`, also if another process is refreshing the grant."""
         key, grant, since = account.bound.resource_key, account.bound.grant, leases.clock()
         begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
@@ -346,10 +351,10 @@ class Grants:
             raise ResourceStopped(key, "auth")
         if not begun.may_send:
             raise ResourceStopped(account.endpoint, "cooldown", begun.grant.lease_until)
-        return await self._send(account, begun, since)
+        await self._send(account, begun, since)
 
-    async def _refresh(self, account: Account, *, refused: bool) -> Account:
-        """Take the lease and send, or wait for the process that has it."""
+    async def _refresh(self, account: Account, *, refused: bool) -> None:
+        """Take the lease and send, or wait for the process that has it. Raises `ResourceStopped`."""
         grant, endpoint = account.bound.grant, account.endpoint
         await self._endpoints.check(endpoint)
         room, patience, pause = await self._endpoints.room(endpoint), time.monotonic() + LONGEST, POLL
@@ -361,7 +366,7 @@ class Grants:
                     return await self._send(account, begun, since)
             self._require_hope(account, begun, refused=refused, last=time.monotonic() > patience)
             if begun is None or begun.grant.version != grant.version or begun.grant.state not in USABLE:
-                return await self._again(account.bound.resource_key)
+                return None
             await asyncio.sleep(pause * (0.5 + self._roll()))
             pause = min(1.2 * pause, 10 * POLL)
 
@@ -388,7 +393,7 @@ class Grants:
             raise ResourceStopped(key, "auth")
         return account
 
-    async def _send(self, account: Account, begun: Lease, since: float) -> Account:
+    async def _send(self, account: Account, begun: Lease, since: float) -> None:
         """Refresh under the lease, taken after ``since``, and commit. Raises `ResourceStopped` if it is lost."""
         key, oauth, grant = account.bound.resource_key, account.oauth, begun.grant
         assert oauth is not None  # noqa: S101 - callers looked
@@ -404,7 +409,7 @@ class Grants:
                 raise
             if credentials is None or ticket is None:  # the app's table has moved on
                 await self._run(grants.let_go, grant)
-                return await self._again(key)
+                return None
             look = partial(self._require_lease, account.endpoint, grant, since)
             return await self._sent(account, oauth, credentials, ticket, begun, look, own=own)
 
@@ -431,7 +436,7 @@ class Grants:
                     async with asyncio.timeout(LEASE / 4):
                         await over.wait()
                         return
-                with contextlib.suppress(DatabaseUnreachable):
+                with contextlib.suppress(Exception):  # the next time; the answer that comes is committed in any case
                     await self._run(grants.keep_up, grant, LEASE)
 
         task = asyncio.create_task(keep(), name="resilient-refresh-lease")
@@ -444,7 +449,7 @@ class Grants:
     async def _sent(
         self, account: Account, oauth: OAuth2, credentials: Credentials, ticket: Ticket, begun: Lease, look: Look, *,
         own: bool,
-    ) -> Account:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Send the refresh and write its outcome."""
         key, grant = account.bound.resource_key, begun.grant
         try:
@@ -458,15 +463,17 @@ class Grants:
             await self._endpoints.unsent(ticket)
             await self._run(grants.let_go, grant)
             raise
-        await self._endpoints.answered(ticket, answer.failure)
+        if answer.failure is None or not account.has_own_endpoint or await self._run(grants.keep_up, grant, LEASE):
+            await self._endpoints.answered(ticket, answer.failure)
+        else:  # overtaken, or its account was erased, and this endpoint with it
+            await self._endpoints.unsent(ticket)
         fresh = None if answer.failure is not None else tokens.merge(credentials, answer.body, oauth, begun.now)
         if fresh is None:
             await self._failed(account, grant, answer.failure or _NO_TOKEN)
-            return await self._again(key)
+            return
         if grant.flow == "jwt_bearer":  # its key is what stays
             fresh = replace(fresh, refresh_token=credentials.refresh_token, previous="", previous_until=None)
-        await self._commit(key, grant, credentials, fresh, own=own)
-        return await self._again(key)
+        await self._commit(key, oauth, grant, credentials, fresh, own=own)
 
     async def _ask(self, oauth: OAuth2, grant: Grant, old: Credentials, now: datetime, look: Look) -> TokenAnswer:
         client = self.client_of(grant.provider)
@@ -477,12 +484,14 @@ class Grants:
         oauth = replace(oauth, redirect_uri=old.values.get("redirect_uri", oauth.redirect_uri))
         return await client.refresh(oauth, old.refresh_token, now, look)
 
-    async def _commit(self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool) -> None:
+    async def _commit(
+        self, key: str, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool
+    ) -> None:
         """Store the new credentials before anybody uses them; try for `COMMITTING` seconds if the database is away."""
         until, cancelled = time.monotonic() + COMMITTING, None
         while True:
             try:
-                if await self._stored(key, grant, old, fresh, own=own, last=time.monotonic() > until):
+                if await self._stored(key, oauth, grant, old, fresh, own=own, last=time.monotonic() > until):
                     break
                 await asyncio.sleep(spread_upwards(1.0, self._roll()))
             except asyncio.CancelledError as error:  # as at the end of a loop, which waits for those it cancels
@@ -493,7 +502,7 @@ class Grants:
             raise cancelled
 
     async def _stored(
-        self, key: str, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool, last: bool
+        self, key: str, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool, last: bool
     ) -> bool:
         try:
             if own:
@@ -512,15 +521,17 @@ class Grants:
             return False
         if won:
             log.info("the token of %s was refreshed (version %d)", key, grant.version + 1)
-            await self.client_taken(key.partition("/")[0])
-        return bool(won) or await revoke_if_unwanted(self, self._ground, key, grant, old, fresh)
+            await self._application.taken(key.partition("/")[0])
+        if not won:
+            await revoke_if_unwanted(self._endpoints, self._ground, key, oauth, grant, old, fresh)
+        return True
 
     async def _failed(self, account: Account, grant: Grant, failure: Failure) -> None:
         """Write what a failed refresh means. Raises `ResourceStopped` unless another process refreshed the grant."""
         key, name, endpoint = account.bound.resource_key, account.provider.name, account.endpoint
         kind, now = tokens.refresh_failure(failure), self.accounts.now()
-        if kind is RefreshFailure.DEAD and not self._is_tenants(account):
-            await self.client_taken(name)
+        if kind is RefreshFailure.DEAD and not self._application.is_tenants(account):
+            await self._application.taken(name)
         unexplained = kind in (RefreshFailure.UNEXPLAINED, RefreshFailure.MISCONFIGURED)
         hopeless = unexplained and tokens.is_hopeless(grant.refusals + 1, grant.refused_since, now)
         if kind is RefreshFailure.DEAD or hopeless:
@@ -541,49 +552,9 @@ class Grants:
         warns = kind is RefreshFailure.LOST or (unexplained and row.refusals == WARN_AT)
         level = logging.WARNING if warns else logging.INFO
         log.log(level, "the token of %s could not be refreshed: %s (%s)", key, kind.value, failure.code)
-        if client and await self._is_application(account, grant, failure):
+        if client and await self._application.is_refused(account, grant, failure):
             raise ResourceStopped(name, "auth")
         raise ResourceStopped(key if unexplained else endpoint, "cooldown", retry_at)
-
-    async def _is_application(self, account: Account, grant: Grant, failure: Failure) -> bool:
-        """Whether the provider refuses the application (it is gated then); judged by `core.accounts.tokens`."""
-        assert account.oauth is not None  # noqa: S101 - it was refreshed
-        facts: Standing = await self._run(fuse.standing, grant)
-        refusal = tokens.Refusal(
-            explicit=tokens.is_explicit(failure, account.oauth), witness=grant.id in self._witnesses,
-            tenants=self._is_tenants(account), credible=facts.credible, others=facts.others, lately=facts.lately,
-        )  # fmt: skip
-        verdict, name = tokens.judge(refusal), account.provider.name
-        if verdict is tokens.Verdict.OPEN:
-            if facts.witnesses:
-                return await self._ask_witness(name, facts.witnesses)
-            verdict = tokens.Verdict.APPLICATION
-        if verdict is tokens.Verdict.APPLICATION:
-            await self.fuse.app_refused(name, failure.code)
-        return verdict is tokens.Verdict.APPLICATION
-
-    async def _ask_witness(self, name: str, ids: Sequence[UUID]) -> bool:
-        """Refresh a grant that has worked; returns whether its provider is gated after that."""
-        for id_ in ids:
-            self._witnesses.add(id_)
-            try:
-                lives = await self.fuse.lives([id_])
-            finally:
-                self._witnesses.discard(id_)
-            if await self._run(gates.auth_of, name) == APP_REFUSED:
-                return True
-            if lives is not None:
-                break
-        return False
-
-    def _is_tenants(self, account: Account) -> bool:
-        """Whether the account's customer owns the endpoint, or the key that requests to it are signed with."""
-        facts = self._ground.providers[account.provider.name].oauth
-        return (facts is not None and facts.at_tenants) or account.bound.grant.flow == "jwt_bearer"
-
-    async def client_taken(self, name: str) -> None:
-        """The provider accepted the application: accounts that wait because it was refused go on."""
-        await self._run(fuse.client_taken, name)
 
     async def _died(self, key: str, provider: str, grant: Grant, failure: Failure) -> None:
         death = await self.fuse.died(grant, failure.code)

@@ -23,7 +23,7 @@ from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import counted
 from resilient.core.jobs.records import START
 from resilient.engine.ground.sealing import resealed
-from resilient.store.accounts import connections, secrets
+from resilient.store.accounts import connections, grants, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from resilient.core.accounts.tokens import Credentials
+    from resilient.engine.accounts.access import Accounts
     from resilient.engine.ground.sessions import Transactions
     from resilient.store.accounts.connections import Bound
     from resilient.store.accounts.secrets import KeyRing
     from resilient.store.db.dialect import Dialect
 
 
+log = logger("connections")
 SEALED: Final = "resilient:sealed"  # among a grant's encrypted values; no placeholder has such a name
 _PURPOSE: Final = "resilient_connection"
 
@@ -102,6 +104,67 @@ def _content(key: str, grant_id: UUID, details: Mapping[str, str]) -> str:
     return json.dumps([key, grant_id.hex, sorted(details.items())], ensure_ascii=True)
 
 
+# -- keys that change -------------------------------------------------------------------------------------------------
+#
+# Grants and connections under a new key, while everything runs: a few in each transaction.
+
+_BATCH: Final = 200  # grants in one transaction
+
+
+async def reseal_grants(db: Transactions, accounts: Accounts) -> int:
+    """Encrypt all credentials with the first key, and seal all connections; returns how many grants were changed."""
+    done, refused, unread = 0, set[str](), set[object]()
+    for waits in (False, True):  # grants under refresh at this moment come last
+        step = _Step()
+        while not step.over:
+            step = await db.write(None, _reseal, accounts, step.last, waits=waits)
+            done += step.changed
+            refused.update(step.refused)
+            unread.update(step.unread)
+    if unread:
+        log.warning("no key given here opens %s: they stay as they are", counted(len(unread), "grant"))
+    for key in sorted(refused):
+        log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one transaction did: its last grant, its changes, what it left as it was.
+
+    ``refused``: connections that do not fit their seals; ``unread``: grants that no key opens.
+    """
+
+    last: UUID | None = None
+    changed: int = 0
+    refused: tuple[str, ...] = ()
+    unread: tuple[UUID, ...] = ()
+    over: bool = False
+
+
+def _reseal(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Step:
+    batch, changed = grants.lock_next(c, d, after, _BATCH, waits=waits), 0
+    refused, unread = list[str](), []
+    for grant in batch:
+        try:
+            credentials = accounts.decrypt(grant)
+        except SecretsUnreadable:
+            if not accounts.ring:
+                raise
+            unread.append(grant.id)
+            continue
+        if accounts.ring:
+            refused += seal_all(c, d, accounts.ring, grant.id, noted_before=is_noted(credentials))
+        if grant.secrets is None or (
+            secrets.key_id_of(grant.secrets) == accounts.ring.current and is_noted(credentials)
+        ):
+            continue
+        new = accounts.encrypt(grant.id, noted(credentials))
+        grants.reseal(c, d, grant.id, new.secrets or "", new.key_id or "")
+        changed += 1
+    return _Step(batch[-1].id if batch else after, changed, tuple(refused), tuple(unread), over=not batch)
+
+
 # -- payloads ---------------------------------------------------------------------------------------------------------
 #
 # Sealed payloads under a new key, while everything runs: jobs of every state, what they are to be when they run once
@@ -109,7 +172,6 @@ def _content(key: str, grant_id: UUID, details: Mapping[str, str]) -> str:
 #
 # The templates of schedules are not walked over: workers write them with their own first key when they start.
 
-log = logger("connections")
 _WALKS: Final = 3  # over everything, as long as rows change under it
 
 

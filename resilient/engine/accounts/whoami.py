@@ -221,7 +221,7 @@ class _Hooks:
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
         """Nothing: there is no mark."""
 
-    def cut_off(self, permit: Permit) -> None:
+    def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
         """Nothing: nobody reads on after the answer was taken in."""
 
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:

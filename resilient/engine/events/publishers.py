@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from resilient.core.base.errors import JobFailure, ResourceStopped
 from resilient.core.base.loggers import apart, logger
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.foreign import contained
@@ -46,11 +47,11 @@ class Publishers:
 
     async def publish(self, name: str, message: Message) -> None:
         """Hand one event over; returns when it is confirmed. `wire.publishers.base` says what it raises."""
+        await self.hand_over(name, await self.open(name), message)
+
+    async def hand_over(self, name: str, publisher: Publisher, message: Message) -> None:
+        """`publish` over a connection that is open. An error of `open` is none of these: then nothing was sent."""
         destination = self._destinations[name]
-        try:
-            publisher = self._open.get(name) or await self.open(name)
-        except asyncio.CancelledError:
-            raise _broken_off(name) from None
         try:
             async with asyncio.timeout(destination.timeout):
                 await _through(name, publisher.publish(message))
@@ -73,6 +74,8 @@ class Publishers:
             task.add_done_callback(lambda _: self._opening.pop(name, None))
         try:
             return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            raise _broken_off(name) from None
         except ConnectionLost as error:
             raise lost(str(error), error.failure.code or "") from error
 
@@ -82,6 +85,11 @@ class Publishers:
                 publisher = self._open[name] = await _through(name, destination.connect())
         except TimeoutError:
             raise lost(f"{name} does not answer within {destination.timeout:g} s", "broker_down") from None
+        except (JobFailure, ResourceStopped):
+            raise
+        except Exception as error:  # no event's own fault, and its circuit must open: each batch would try it anew
+            kind = type(error).__name__
+            raise lost(f"{name} cannot be connected to: {kind}: {error}", kind) from error
         return publisher
 
     def _forget(self, name: str, publisher: Publisher) -> None:

@@ -23,12 +23,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - pydantic reads annotations at run time
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, Field
 
-from resilient.core.base.bounds import WEBHOOK_EVENTS, WEBHOOK_HEADER, WEBHOOK_HEADERS
+from resilient.core.base.bounds import (
+    WEBHOOK_EVENTS,
+    WEBHOOK_HEADER,
+    WEBHOOK_HEADERS,
+    WEBHOOK_NAME,
+    WEBHOOK_SHOWN,
+)
 from resilient.core.base.budgets import Fields
 from resilient.core.base.errors import (
     BadPayload,
@@ -46,6 +52,7 @@ from resilient.core.base.resource_key import check
 from resilient.core.events.webhook import (
     challenge,
     event_name,
+    form_fields,
     identity,
     items_of,
     key_bytes,
@@ -266,7 +273,8 @@ class Webhooks:
             return WebhookAnswer(413, f"more than {most:,} events in one delivery: none was stored"), "too_large"
         try:
             events = [None] if items is None else items
-            every = [self._order_of(one, webhook, read, account, item) for item in events]
+            shown = _shown(webhook, read.fields, len(events))
+            every = [self._order_of(one, webhook, read, account, item, shown) for item in events]
             orders = _distinct([order for order in every if order is not None])
             jobs = await self._stored(f"webhook:{one.provider}", orders)
         except PayloadTooLarge as error:
@@ -290,9 +298,11 @@ class Webhooks:
             jobs += await Transactions(ground, here=self._here).write(None, _store, consumer, some)
         return jobs
 
-    def _order_of(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> _Order | None:
+    def _order_of(
+        self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any, shown: dict[str, str]
+    ) -> _Order | None:
         """The job of an event, and the key by which a repeat is recognised; None if no kind or no resource fits it."""
-        event = self._event(one, webhook, read, account, item)
+        event = self._event(one, webhook, read, account, item, shown)
         kind = one.kind_of(event.event)
         if kind is None:  # nor is the program asked about it: GitHub's ping names no account
             return None
@@ -302,17 +312,17 @@ class Webhooks:
         once = repeat_key(webhook, read.proof, read.delivery, read.body, account, item)
         return once, self._encode(kind, event, key, webhook, read, item)
 
-    def _event(self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any) -> WebhookEvent:
-        secret = {signature.header.lower() for signature in webhook.signatures} | _HIDDEN | {webhook.token.lower()}
-        shown = [(name, text) for name, text in read.fields.items() if name not in secret]
+    def _event(
+        self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any, shown: dict[str, str]
+    ) -> WebhookEvent:
         at = (webhook, read.fields, read.body, read.delivery.url, item)
         return WebhookEvent(
             provider=one.provider,
-            event=event_name(*at),
-            delivery=identity(*at),
+            event=event_name(*at)[: WEBHOOK_NAME.value],
+            delivery=identity(*at)[: WEBHOOK_NAME.value],
             account=account,
             body=without_token(webhook, read.body, item),
-            headers={plain(name): plain(text[: WEBHOOK_HEADER.value]) for name, text in shown[: WEBHOOK_HEADERS.value]},
+            headers=shown,
             received_at=self._ground.now(),
         )
 
@@ -386,6 +396,20 @@ def _distinct(orders: Sequence[_Order]) -> list[_Order]:
     return distinct
 
 
+def _shown(webhook: Webhook, fields: Fields, events: int) -> dict[str, str]:
+    """The headers that the job of each event is shown: every one keeps them all, so together they are bounded."""
+    secret = {signature.header.lower() for signature in webhook.signatures} | _HIDDEN | {webhook.token.lower()}
+    room = WEBHOOK_SHOWN.value // max(1, events)
+    shown: dict[str, str] = {}
+    for name, text in islice((one for one in fields.items() if one[0] not in secret), WEBHOOK_HEADERS.value):
+        pair = plain(name), plain(text[: WEBHOOK_HEADER.value])
+        room -= len(json.dumps(pair))  # as many bytes as its row has of it
+        if room < 0:
+            break
+        shown.update([pair])
+    return shown
+
+
 def is_account(provider: str, account: str) -> bool:
     """Whether the last part of an address can be an account's name."""
     if "/" in account or account in (".", ".."):
@@ -419,7 +443,10 @@ def _decoded(delivery: Delivery) -> Any:
         return None
     text = delivery.body.decode("utf-8", "replace")
     if media == "application/x-www-form-urlencoded":
-        return dict(parse_qsl(text, keep_blank_values=True))
+        try:
+            return dict(form_fields(text))
+        except ValueError:
+            return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

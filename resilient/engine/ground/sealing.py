@@ -49,8 +49,8 @@ def opened(ring: KeyRing, kind: str, text: str) -> str:
         sealed = ""
     if sealed and (key_id := key_id_of(sealed)) not in ring.key_ids:
         raise KeyNotHereError(
-            f"its payload is sealed with key {key_id[:12]}, which this worker does not have: add it to {VARIABLE}, or"
-            " let a worker run that has it"
+            f"its payload is sealed with key {key_id[:12]}, which this worker does not have: add it to {VARIABLE}"
+            " (new keys: last everywhere, then first, then rotate)"
         )
     try:
         return ring.open(sealed, _PLACE[0], kind, _PLACE[1])

@@ -127,7 +127,7 @@ class Accounts:
             await self._db.rest(LOOK_AGAIN)
 
     async def _walk(self, name: store.Name, *, dry_run: bool) -> dict[str, int]:
-        tally, do = await self._jobs(name, dry_run=dry_run), self._db.read if dry_run else self._db.write
+        tally, do = await self._jobs(name, 1, dry_run=dry_run), self._db.read if dry_run else self._db.write
         for visit in (store.attempts, store.steps):
             place: store.Place | None = store.Place()
             while place is not None:
@@ -139,12 +139,17 @@ class Accounts:
             while has_more:
                 some, has_more = await do(None, store.others, name, table, dry_run=dry_run)
                 tally += some
+            if table == "connection" and not dry_run:  # nothing can be written to its customer any more
+                tally += await self._jobs(name, PASSES, dry_run=False)
         return {table: number for table, number in sorted(tally.items()) if number}
 
-    async def _jobs(self, name: store.Name, *, dry_run: bool) -> Counter[str]:
-        """Pass over all jobs until a pass finds none: one may have been locked, or begun before the pause."""
+    async def _jobs(self, name: store.Name, most: int, *, dry_run: bool) -> Counter[str]:
+        """Pass over all jobs until a pass finds none: one may have been locked, or begun before the pause.
+
+        ``most`` passes.
+        """
         tally, do = Counter[str](), self._db.read if dry_run else self._db.write
-        for _ in range(PASSES):
+        for _ in range(most):
             before = tally["job"]
             place: store.Place | None = store.Place()
             while place is not None:

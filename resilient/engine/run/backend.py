@@ -48,7 +48,7 @@ from resilient.wire.requests.request_log import RequestLog, at_account
 from resilient.wire.requests.sockets import join
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
     from uuid import UUID
@@ -263,11 +263,11 @@ class HandlerBackend(Branch):
         branch = self._wire.branch(self._execution, resource_key)
         return self._wire.from_thread(branch) if not self._execution.handler.is_async else await branch
 
-    async def admit(self, last_look: Callable[[], None]) -> None:
+    async def admit(self, last_look: Callable[[], Awaitable[T]]) -> T:
         """Draw the resource's request limits and look at its gates, for what is sent without a client.
 
-        ``last_look`` is called at the end; if it raises, what was drawn is given back. Raises `ResourceStopped`, or
-        `LostLease` for a job that another worker runs by now.
+        ``last_look`` is awaited at the end. Returns what it returns; if it raises, what was drawn is given back. Raises
+        `ResourceStopped`, or `LostLease` for a job that another worker runs by now.
         """
         execution = self._execution
         gate = execution.context.gate
@@ -275,13 +275,14 @@ class HandlerBackend(Branch):
         gate.abandoned(ticket)  # the outcome is counted
         try:
             execution.require_running()
+            value = await last_look()
             if execution.is_unsure:
                 await require_lease(execution)
-            last_look()
         except BaseException:
             if (place := ticket.place) is not None:
                 gate.release(Reservation(ticket.key, place.cost, place.limits, (), place))
             raise
+        return value
 
     @property
     def publishers(self) -> Publishers:
@@ -503,10 +504,10 @@ class JobHooks:
         if keyed:
             permit.mark = mark
 
-    def cut_off(self, permit: Permit) -> None:
+    def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
         """Its row has never heard otherwise. The circuits have: that it began was life, that it broke off is none."""
         self._execution.remark(permit.request.name, permit.mark)
-        if permit.state is not None:
+        if permit.state is not None and not by_us:
             self._wire.loop.send(self._wire.gate.failed(permit.state, permit.request.key, _BROKE_OFF))
 
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +36,6 @@ from resilient.engine.run.pipeline import (
     uncancel,
 )
 from resilient.engine.run.two_phase import AFTER_COMMIT_PATIENCE
-from resilient.store.jobs import leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +155,6 @@ class Executor:
         self._replaced = 0  # how many of them another slot stands for
         self._widening = False  # `_widen` will run when the loop turns
         self.lease = 0.0  # seconds; the heartbeat knows
-        self._asked_at = math.inf  # by `leases.clock`: before the latest claim
 
     # -- feeding --------------------------------------------------------------------------------------------------
 
@@ -165,8 +162,11 @@ class Executor:
         """Open the slots."""
         self._slots = [asyncio.create_task(self._slot(), name=f"resilient-slot-{n}") for n in range(self.concurrency)]
 
-    def submit(self, execution: Execution) -> None:
-        """Run an execution as soon as a slot is free; one that was rescued before runs alone in this process."""
+    def submit(self, execution: Execution, since: float) -> None:
+        """Run an execution as soon as a slot is free; one that was rescued before runs alone in this process.
+
+        ``since``: see `Claimed.since`.
+        """
         if (old := self.find(execution.number)) is not None:  # this process slept through its lease
             self.interrupt(old, "lost")
             if self.running.pop(old.number, None) is old:  # its slot, or its batch, goes on for a moment or for long
@@ -174,7 +174,7 @@ class Executor:
         self.running[execution.number] = execution
         loop = asyncio.get_running_loop()
         execution.since, execution.lease = loop.time(), self.lease
-        execution.hold(self._asked_at)
+        execution.hold(since)
         if self._deadlines is None:
             self._deadlines = loop.call_later(DEADLINE_LOOK, self._check_deadlines)
         unit: Execution | SharedCall = execution
@@ -232,11 +232,6 @@ class Executor:
 
     @property
     def crowded(self) -> set[str]:
-        """`_crowd`, asked right before each claim: the leases of what that brings count from here."""
-        self._asked_at = leases.clock()
-        return self._crowd()
-
-    def _crowd(self) -> set[str]:
         """Resource keys with so many stuck handlers here that nothing more of them is run."""
         if not self.stuck:
             return set()
@@ -422,10 +417,10 @@ class Executor:
             len(self.stuck),
             self._blocked,
             self.concurrency,
-            f"; nothing more of {unit.row.resource_key} is run here" if unit.row.resource_key in self._crowd() else "",
+            f"; nothing more of {unit.row.resource_key} is run here" if unit.row.resource_key in self.crowded else "",
             "; restart this worker" if self._blocked >= self.concurrency else "",
         )
-        crowded, full = self._crowd(), self._blocked >= self.concurrency
+        crowded, full = self.crowded, self._blocked >= self.concurrency
         for one in [e for e in self.running.values() if not e.started and (full or e.resource_key in crowded)]:
             self._withdraw(one, HandedBack("its worker runs nothing more beside handlers that do not end"))
 

@@ -67,7 +67,7 @@ class Pulse(Protocol):
         """Every job it holds, with its fence."""
 
     def synchronise(self, database_time: datetime, at: float) -> None:
-        """Take the database's time, read at the monotonic time ``at``."""
+        """Take the database's time, read at the time ``at`` of `leases.clock`."""
 
 
 class Heartbeat:
@@ -102,7 +102,7 @@ class Heartbeat:
 
     def sign_on(self) -> None:
         """Say that its worker is about to begin. Raises `DatabaseUnreachable`: of a standby too."""
-        self._database.transaction_sync(beat, self._pulse.facts(), [], self._lease, self._link.monotonic)
+        self._database.transaction_sync(beat, self._pulse.facts(), [], self._lease, leases.clock)
         self._link.is_signed_on = True
 
     async def start(self) -> None:
@@ -194,7 +194,7 @@ class Heartbeat:
         self._worst, self._worst_before = 0.0, self._worst
         sums, began = self._counts.take_sums(), leases.clock()
         try:
-            (now, at), renewed, versions, fleet = run(beat, row, fences, self._lease, link.monotonic, sums)
+            (now, at), renewed, versions, fleet = run(beat, row, fences, self._lease, leases.clock, sums)
         except BaseException:
             self._counts.give_back(sums)
             raise
@@ -255,16 +255,16 @@ def beat(
     row: workers.Beat,
     fences: list[tuple[UUID, int]],
     lease: timedelta,
-    monotonic: Callable[[], float],
+    clock: Callable[[], float],
     sums: Mapping[throughput.Series, int] | None = None,
 ) -> tuple[tuple[datetime, float], dict[UUID, bool], dict[UUID, tuple[int, str]], int]:
     """Renew what is held and say that the worker lives.
 
-    Returns the database's time with this process's monotonic one, what was renewed, how the rest stands, and how many
-    workers are like this one.
+    Returns the database's time with that of this process's ``clock``, what was renewed, how the rest stands, and how
+    many workers are like this one.
     """
     now = d.steer(c)
-    at = monotonic()  # here: a connection may have been waited for
+    at = clock()  # here: a connection may have been waited for
     renewed = leases.renew_if_held(c, d, fences, lease, now)
     missing = [i for i, _ in fences if i not in renewed]
     versions = leases.held_versions(c, d, missing) if missing else {}

@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from resilient.core.base import resource_key
-from resilient.core.base.errors import FailureKind, JobFailure, Permanent, ResourceStopped, SetupError
+from resilient.core.base.errors import FailureKind, Permanent, ResourceStopped, SetupError
 from resilient.core.base.tracing import TRACEPARENT, TRACESTATE
 from resilient.core.events.message import RESOURCE, Message, decode
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.kinds import Handler
 from resilient.engine.run.job import backend_of
-from resilient.wire.publishers.base import ConnectionLost, destination
+from resilient.wire.publishers.base import Unsendable, destination, lost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resilient.core.base.errors import Failure
     from resilient.engine.run.backend import HandlerBackend
     from resilient.engine.run.job import Batch, Job
-    from resilient.wire.publishers.base import Destination
+    from resilient.wire.publishers.base import Destination, Publisher
 
 IN_FLIGHT: Final = 100  # events of a batch that wait for their confirms at once
 AWAY: Final = 5  # signs in a row that the destination is away, after which the rest of a batch is not tried
@@ -99,9 +100,10 @@ class _Delivery:
         try:
             await self._publishers.open(self._name)
         except Exception as error:  # noqa: BLE001 - whatever was raised, the first event is charged with it
-            _count(self._batch[0], self._name, error)
-            self._batch.fail(next(self._waiting), error)
+            failure = _count(self._batch[0], self._name, error)
+            self._batch.fail(next(self._waiting), _repeatable(error, failure))
             self._strikes = AWAY
+            self._publishers.note(self._name, is_well=False)
         self._is_narrow = not self._publishers.is_well(self._name)
         async with asyncio.TaskGroup() as self._group:
             self._widen(AWAY if self._is_narrow else IN_FLIGHT)
@@ -115,47 +117,56 @@ class _Delivery:
     async def _publish_waiting(self) -> None:
         for job in self._waiting:
             try:
-                message = await self._admitted(job)
+                message, publisher = await self._admitted(job)
             except Exception as error:  # noqa: BLE001 - whatever was raised, nothing was sent: no answer came
-                _count(job, self._name, error)
-                self._batch.fail(job, error)
+                self._batch.fail(job, _repeatable(error, _count(job, self._name, error)))
             else:
-                await self._send(job, message)
+                await self._send(job, message, publisher)
             if _is_cut_off():  # and the destination swallowed that: nothing new begins
                 return
 
-    async def _admitted(self, job: Job[str]) -> Message:
-        """The event, once it may be sent."""
+    async def _admitted(self, job: Job[str]) -> tuple[Message, Publisher]:
+        """The event, once it may be sent, and what it is sent over."""
         self._require_present()
         message = message_of(job)
-        await _backend(job).admit(self._require_present)  # while it waited, others may have met that it is away
-        return message
+        return message, await _backend(job).admit(self._opened)
 
-    async def _send(self, job: Job[str], message: Message) -> None:
+    async def _opened(self) -> Publisher:
+        """The connection, if the destination is there: while an event waited, others may have met that it is not."""
+        self._require_present()
+        try:
+            publisher = await self._publishers.open(self._name)
+        except Exception as error:
+            if (charged := self._strike(error)) is error:
+                raise
+            raise charged from error
+        self._require_present()
+        return publisher
+
+    async def _send(self, job: Job[str], message: Message, publisher: Publisher) -> None:
+        """Publish an event, and note what that says of its destination."""
         trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
         try:
             with _backend(job).tracing.send(self._name, trace):
-                await self._hand_over(message)
+                await self._publishers.hand_over(self._name, publisher, message)
         except Exception as error:  # noqa: BLE001 - whatever was raised, this event ends with it
-            _count(job, self._name, error)
-            is_free = _is_away(error) and self._strikes > AWAY  # all in flight meet it: only the first are charged
-            self._batch.fail(job, self._stopped() if is_free else error)
+            failure = _count(job, self._name, error)
+            charge = _repeatable(error, failure)
+            if _is_away(failure):
+                charge = self._strike(charge)
+            elif _is_answer(error, failure):
+                self._note_answer()
+            self._batch.fail(job, charge)
         else:
-            _count(job, self._name, message=message)
+            self._note_answer()
+            _count_success(job, self._name, message)
             self._batch.succeed(job)
 
-    async def _hand_over(self, message: Message) -> None:
-        """Publish an event, and note what that says of its destination."""
-        try:
-            await self._publishers.publish(self._name, message)
-        except Exception as error:
-            if _is_away(error):
-                self._strikes += 1
-                self._publishers.note(self._name, is_well=False)
-            elif not isinstance(error, ResourceStopped):
-                self._note_answer()
-            raise
-        self._note_answer()
+    def _strike(self, error: Exception) -> Exception:
+        """Note that the destination is away. All events in flight meet it, and only the first are charged with that."""
+        self._strikes += 1
+        self._publishers.note(self._name, is_well=False)
+        return error if self._strikes <= AWAY else self._stopped()
 
     def _require_present(self) -> None:
         if self._strikes >= AWAY:
@@ -182,27 +193,46 @@ def _backend(job: Job[str]) -> HandlerBackend:
     return cast("HandlerBackend", backend_of(job))
 
 
-def _count(job: Job[str], name: str, error: Exception | None = None, message: Message | None = None) -> None:
-    """Count what became of a try to publish; one that a gate stopped was none."""
+def _count(job: Job[str], name: str, error: Exception) -> Failure | None:
+    """Count a try to publish that failed, and return its failure; one that a gate stopped was none."""
     if isinstance(error, ResourceStopped):
-        return
+        return None
     from resilient.wire.requests.explain import explain  # noqa: PLC0415 - httpx: only where something is sent
 
     backend = _backend(job)
-    counts, now = backend.counts, backend.now()
-    if error is not None:
-        counts.event(name, explain(error, None, now).failure.kind)
-    elif message is not None:
-        began = None if "replay" in job.tags else message.time
-        counts.event(name, "ok", None if began is None else max(0.0, (now - began).total_seconds()))
+    failure = explain(error, None, backend.now()).failure
+    backend.counts.event(name, failure.kind)
+    return failure
 
 
-def _is_away(error: Exception) -> bool:
-    """Whether an error is about the destination, and not about the event."""
-    if isinstance(error, ConnectionLost):
-        return True
-    failure = error.failure if isinstance(error, JobFailure) else None
-    return failure is not None and failure.kind is FailureKind.TRANSIENT and failure.counts_for_breaker is not False
+def _count_success(job: Job[str], name: str, message: Message) -> None:
+    backend, began = _backend(job), None if "replay" in job.tags else message.time
+    age = None if began is None else max(0.0, (backend.now() - began).total_seconds())
+    backend.counts.event(name, "ok", age)
+
+
+# What a failure says of the destination: that it is away, that it is there (it refused this one event), or nothing.
+
+
+def _is_away(failure: Failure | None) -> bool:
+    """Whether the destination is away, whoever says so: a destination, or the client in a program's function."""
+    if failure is None or failure.kind not in (FailureKind.TRANSIENT, FailureKind.AMBIGUOUS):
+        return False
+    return failure.counts_for_breaker is not False
+
+
+def _is_answer(error: Exception, failure: Failure | None) -> bool:
+    """Whether the destination gave it: a mistake of the program's own need not have come so far."""
+    return failure is not None and failure.kind is not FailureKind.BUG and not isinstance(error, Unsendable)
+
+
+def _repeatable(error: Exception, failure: Failure | None) -> Exception:
+    """The same error, for an event: one whose confirm was lost is sent again, and not in doubt."""
+    if failure is None or failure.kind is not FailureKind.AMBIGUOUS:
+        return error
+    again = lost(str(error), failure.code or "no_confirm")
+    again.__cause__ = error
+    return again
 
 
 def message_of(job: Job[str]) -> Message:

@@ -102,7 +102,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._handed_back = asyncio.Event()
         self._signals = SignalCount(self.monotonic)
-        self._told = (datetime.now(UTC), self.monotonic())
+        self._told = (datetime.now(UTC), leases.clock())
         self._notes: set[asyncio.Task[None]] = set()
         self.executions = 0
         self._make_parts(patience)
@@ -374,9 +374,9 @@ class Worker:
     def _submit(self, claimed: Claimed) -> None:
         self.gate.learn(claimed.facts, claimed.now)
         self.executions += len(claimed.jobs)
-        handlers = self._ground.kinds
+        context, handlers, probes = self.context, self._ground.kinds, claimed.probes
         for row in claimed.jobs:
-            self.executor.submit(Execution(self.context, row, handlers[row.kind], claimed.probes.get(row.id, ())))
+            self.executor.submit(Execution(context, row, handlers[row.kind], probes.get(row.id, ())), claimed.since)
 
     async def _wake_or(self, delay: float) -> None:
         if self._wake.is_set():
@@ -443,17 +443,17 @@ class Worker:
         if (clock := self._ground.database.dialect.clock) is not None:
             return clock()
         database_time, at = self._told
-        return database_time + timedelta(seconds=self.monotonic() - at)
+        return database_time + timedelta(seconds=leases.clock() - at)
 
     def _age(self, moment: datetime) -> float:
         """Seconds since then; what `now` says, without making a time for each job."""
         if (clock := self._ground.database.dialect.clock) is not None:
             return (clock() - moment).total_seconds()
         database_time, at = self._told
-        return (database_time - moment).total_seconds() + self.monotonic() - at
+        return (database_time - moment).total_seconds() + leases.clock() - at
 
     def synchronise(self, database_time: datetime, at: float) -> None:
-        """Take the database's time, read at the monotonic time ``at``."""
+        """Take the database's time, read at the time ``at`` of `leases.clock`: a machine that sleeps counts on."""
         self._told = (database_time, at)
 
     @property

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.tokens import EMPTY, NOT_CONNECTED, UNREADABLE, USABLE
 from resilient.core.alerts.rules import of_credentials
+from resilient.core.base.bounds import OPEN_CONSENTS
 from resilient.core.base.resource_key import check
 from resilient.store import alerts
 from resilient.store.accounts import grants
@@ -68,6 +69,12 @@ def lock_all(c: Connection, d: Dialect, keys: Collection[str]) -> dict[str, Boun
         for id_ in sorted(missing):
             grants.lock(c, d, id_)
         locked |= missing
+
+
+def give_up(c: Connection, d: Dialect, key: str) -> Grant | None:
+    """`grants.give_up` of the grant that a resource uses at this moment: it may have left another one's just before."""
+    bound = lock(c, d, key)
+    return None if bound is None else grants.give_up(c, d, bound.grant.id)
 
 
 def find_all(c: Connection, d: Dialect, *, under: str | None, state: str | None, after: str, limit: int) -> list[Bound]:
@@ -163,7 +170,7 @@ def _insert(
 
 
 def expect(c: Connection, d: Dialect, id_: str, key: str, secrets: str, until: datetime) -> None:
-    """Note that somebody was sent to the provider; forget those who never came back."""
+    """Note that somebody was sent to the provider; forget those who never came back, and an account's oldest ones."""
     now = d.now(c)
     d.run(c, "DELETE FROM {authorization} WHERE expires_at < :now", {"now": now})
     d.run(
@@ -171,6 +178,12 @@ def expect(c: Connection, d: Dialect, id_: str, key: str, secrets: str, until: d
         "INSERT INTO {authorization} (id, resource_key, secrets, expires_at) VALUES (:id, :key, :secrets, :until)",
         {"id": id_, "key": key, "secrets": secrets, "until": until},
     )
+    oldest = d.chosen(
+        "SELECT id FROM {authorization} WHERE resource_key = :key AND id <> :id ORDER BY expires_at DESC, id"
+        " LIMIT 1000 OFFSET :others {skip_locked}"
+    )
+    values = {"key": key, "id": id_, "others": OPEN_CONSENTS.value - 1}
+    d.run(c, f"DELETE FROM {{authorization}} WHERE id {oldest}", values)
 
 
 def arrived(c: Connection, d: Dialect, id_: str) -> tuple[str, str, bool] | None:

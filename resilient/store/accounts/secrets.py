@@ -39,7 +39,10 @@ HOW: Final = (
     " process"
 )
 
-_ROLLOUT: Final = " (while keys are changed: first the new one as the last in every process, then in front)"
+_ROLLOUT: Final = (
+    "; a new key comes in three steps, each in every process before the next: it is given as the last, then in front,"
+    " then `resilient secrets rotate`"
+)
 
 
 class KeyRing:

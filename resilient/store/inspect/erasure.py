@@ -39,9 +39,10 @@ BATCH: Final = 500  # rows deleted in one transaction
 REASON: Final = "it is being erased"
 SECRET: Final = {"grant": ("secrets",), "authorization": ("secrets", "id"), "connection": ("seal",)}  # never exported
 WINDOWS: Final = ("job", "attempt", "step")
+# In this order: no death of a grant is told to an account without a connection, and no look finds a gate without a row.
 OTHERS: Final = (
-    "order", "cursor", "rate_limit", "schedule_account", "authorization", "alert", "inbox", "inbox_key", "connection",
-    "turn", "resource",
+    "connection", "order", "cursor", "rate_limit", "schedule_account", "authorization", "inbox", "inbox_key", "turn",
+    "resource", "alert",
 )  # fmt: skip
 _OUTBOX: Final = f"(resource_key > '{RESOURCE}/' AND resource_key < '{RESOURCE}0')"  # '0' follows '/'
 _DELIVERIES: Final = ("id", "event", "body")  # how a webhook's delivery is noted: `core.events.webhook.repeat_key`

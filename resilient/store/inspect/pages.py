@@ -299,25 +299,24 @@ def jobs_by_kind(c: Connection, d: Dialect, key: str) -> dict[str, dict[str, Cou
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """Where a limit of a resource stands: ``free_at`` is when all of it is there again."""
+    """What a provider says is left of a limit until its window ends."""
 
     name: str
-    free_at: float
-    remaining: float | None
-    reset_at: float | None
+    remaining: float
 
 
 def limit_uses(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, list[LimitUse]]:
-    """The limits that were used, by resource."""
+    """What providers say is left now, by resource; nothing of windows that have ended."""
     rows = d.run(
         c,
-        "SELECT resource_key, name, tat, remaining, reset_at AS ends FROM {rate_limit}"
-        f" WHERE resource_key {d.among('keys', 'text')} ORDER BY resource_key, name",
-        {"keys": d.pack_keys(keys)},
+        "SELECT resource_key, name, remaining FROM {rate_limit}"
+        f" WHERE resource_key {d.among('keys', 'text')} AND remaining IS NOT NULL AND reset_at > :epoch"
+        " ORDER BY resource_key, name",
+        {"keys": d.pack_keys(keys), "epoch": d.now(c).timestamp()},
     )
     by_key: dict[str, list[LimitUse]] = {}
     for r in rows:
-        by_key.setdefault(r.resource_key, []).append(LimitUse(r.name, r.tat, r.remaining, r.ends))
+        by_key.setdefault(r.resource_key, []).append(LimitUse(r.name, r.remaining))
     return by_key
 
 

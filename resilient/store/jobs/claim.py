@@ -40,7 +40,7 @@ from resilient.store.db.dialect import ID, Dialect
 from resilient.store.db.direct import direct, operation
 from resilient.store.db.types import Rows
 from resilient.store.gates import limits, resources, turns
-from resilient.store.jobs import finishing
+from resilient.store.jobs import finishing, leases
 from resilient.store.jobs.claim_snapshot import ClaimedJob, Snapshot, best_ready, is_calm, take_snapshot
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Claimed:
     """The outcome of a claim."""
 
     now: datetime
+    since: float  # by `leases.clock`, before its first statement: from here the leases of its jobs count
     jobs: list[ClaimedJob] = field(default_factory=list)  # in the order to start
     turns: list[turns.Turn] = field(default_factory=list)
     turn_count: int = 0  # of turns that were taken, several of one key counted
@@ -109,10 +110,11 @@ class Claimed:
 def claim(c: Connection, d: Dialect, ask: Ask) -> Claimed:
     """Take turns and claim what their resources admit; see the top of this file."""
     selection = turns.Selection(ask.take, ask.priority, ask.low, ask.oldest_first, ask.skip, ask.resources)
+    since = leases.clock()
     snapshot = take_snapshot(c, d, selection, ask.per_key + 1, limited=ask.limited)
     if snapshot is None:
-        return Claimed(now=d.now(c) if d.clock else datetime.min)  # noqa: DTZ901 - nobody reads it without jobs
-    return _Claim(c, d, ask, snapshot).run()
+        return Claimed(d.now(c) if d.clock else datetime.min, since)  # noqa: DTZ901 - nobody reads it without jobs
+    return _Claim(c, d, ask, snapshot).run(since)
 
 
 class _Claim:
@@ -132,11 +134,12 @@ class _Claim:
         self.used_up: dict[str, Stop] = {}  # keys whose jobs all wait for budgets
         self.limits = snapshot.limits  # None: not read yet, or before the last lock
 
-    def run(self) -> Claimed:
+    def run(self, since: float) -> Claimed:
         leaves = self._locked_leaves()
         out = Claimed(
-            self.now, turns=self.turns, turn_count=self.snapshot.turn_count, missing=self.missing, facts=self.facts
-        )
+            self.now, since, turns=self.turns, turn_count=self.snapshot.turn_count, missing=self.missing,
+            facts=self.facts,
+        )  # fmt: skip
         open_leaves = self._drop_stopped(leaves, out)
         candidates = self._candidates(open_leaves)
         open_leaves = self._drop_idle(open_leaves, candidates, out)

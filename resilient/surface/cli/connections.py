@@ -300,7 +300,10 @@ def newsecret(ctx: typer.Context) -> None:
         return
     run.out.result(key)
     run.out.remark(f"The first key: set {VARIABLE} to it in every process (or give it as Resilient(secrets=[...])).")
-    run.out.remark("A later one: put it in front of the others, with a comma between, then: resilient secrets rotate")
+    run.out.remark(
+        "A later one, each step in every process before the next: give it as the last, with a comma between; put it in"
+        " front; run `resilient secrets rotate`, then take the old one away."
+    )
 
 
 @secrets.command("rotate")

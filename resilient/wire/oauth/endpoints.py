@@ -232,7 +232,7 @@ class TokenClient:
         except (httpx.HTTPError, TimeoutError):
             kind = FailureKind.TRANSIENT if oauth.replayable else FailureKind.AMBIGUOUS
             return TokenAnswer(failure=Failure(kind, code="no_answer", provider_wide=True))
-        if revoking and answer.status == httpx.codes.OK:
+        if revoking and httpx.codes.is_success(answer.status):  # RFC 7009 says 200; some say 204
             return TokenAnswer()
         failure = redact.without_secrets_in_code(classify_token(answer, oauth, now), secrets)
         return TokenAnswer(answer.body if failure is None else None, failure)

@@ -7,7 +7,7 @@ called for many events at once, and never for two of one key at once. What it ra
 - `lost(...)`: the connection is unusable; the event is tried again later over a new one;
 - `refused(...)`: not now, or not this one, but the connection is well; tried again later;
 - `Throttled`: everything for this destination waits;
-- `Permanent`: never this event: dead at once, and shown to a person.
+- `Permanent`: never this event: dead at once, and shown to a person (`Unsendable`: nothing of it was sent).
 
 An event whose confirm was lost is sent again: consumers tell duplicates by its id.
 """
@@ -21,7 +21,15 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFailure, MissingExtra, SetupError
+from resilient.core.base.errors import (
+    Failure,
+    FailureKind,
+    InvalidInput,
+    JobFailure,
+    MissingExtra,
+    Permanent,
+    SetupError,
+)
 from resilient.core.base.misfit import explained_class, is_number, is_whole
 from resilient.core.jobs.backoff import FullJitter, Retry
 
@@ -38,6 +46,10 @@ BROKER_RETRY: Final = Retry(max_attempts=None, delay=FullJitter(base=0.5, cap=60
 
 class ConnectionLost(JobFailure):
     """The connection to a destination is unusable: the next event opens another one."""
+
+
+class Unsendable(Permanent):
+    """Never this event, found before anything was sent: it says nothing of the destination."""
 
 
 class Publisher(Protocol):

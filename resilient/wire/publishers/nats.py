@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, Unsendable, close_unopened, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,14 +90,14 @@ def _check_size(body: bytes, headers: Mapping[str, str], most: int) -> None:
     """Raise `Permanent` for what the server would close the connection over; the library counts the body alone."""
     size = len(body) + len(_FRAME) + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
     if size > most:
-        raise Permanent(f"NATS cannot take the event: it has {size:,} bytes, at most {most:,} fit", code="too_large")
+        raise Unsendable(f"NATS cannot take the event: it has {size:,} bytes, at most {most:,} fit", code="too_large")
 
 
 def _failure(error: Exception, *, connected: bool, ill: bool) -> JobFailure:
     """``ill``: what is wrong with the subject is wrong with the whole destination."""
     name = type(error).__name__
     if name in ("MaxPayloadError", "BadSubjectError", "BadHeaderError"):
-        return Permanent(f"NATS cannot take the event: {error}", code=name)
+        return Unsendable(f"NATS cannot take the event: {error}", code=name)  # the library's own checks
     if getattr(error, "err_code", None) == _TOO_LARGE:
         return Permanent(f"JetStream cannot take the event: {error}", code="too_large")
     if connected and name == "NoStreamResponseError":

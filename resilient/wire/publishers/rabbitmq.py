@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from resilient.core.base.errors import Permanent
 from resilient.core.base.misfit import explained_class
 from resilient.core.events.message import CONTENT_TYPE
-from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, lost, refused
+from resilient.wire.publishers.base import Destination, Unsendable, close_unopened, extra, fill, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class _Exchange:
         """Publish, and wait for the broker's confirm."""
         to = fill(self._destination.routing_key, message)
         if len(to.encode()) > _LONGEST_KEY:
-            raise Permanent(
+            raise Unsendable(
                 f"the event's routing key has more than {_LONGEST_KEY} bytes: {to[:40]!r}...", code="long_key"
             )
         headers = {name: value for name, value in message.headers.items() if name != "content-type"}

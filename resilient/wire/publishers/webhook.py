@@ -24,7 +24,7 @@ from resilient.core.base.misfit import explained_class
 from resilient.core.events.message import CONTENT_TYPE
 from resilient.core.gates.retry_after import when
 from resilient.core.jobs.backoff import PlusMinus, Retry
-from resilient.wire.publishers.base import Destination, extra, lost, refused
+from resilient.wire.publishers.base import Destination, Unsendable, extra, lost, refused
 from resilient.wire.requests.guard import PublicNetwork
 from resilient.wire.requests.pool import keep_apart, public_certificates
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 # Which addresses a webhook may be sent to: public ones, as for hosts that a customer names (`requests/guard.py`).
 
 
-def _refusal(host: str, address: str) -> Permanent:
-    return Permanent(
+def _refusal(host: str, address: str) -> Unsendable:
+    return Unsendable(
         f"webhook host {host!r} is at {address}, which is not a public address: nothing was sent (for tests: allow=)",
         code="address_denied",
     )

@@ -3,7 +3,8 @@
 It is httpx's own Response, made over after the fact: the transport sets ``__class__`` on what the pool
 returned, because building a second Response costs more than the whole classification.
 
-Bounds: `aread`/`read` stop at the pool's ``largest`` and ``whole``; streaming (``client.stream``) is the
+Bounds: `aread`/`read` stop at the pool's ``largest`` and ``whole``, and where its account may hold no more of the
+process's ``bodies`` (`holds`); streaming (``client.stream``) is the
 caller's own business, but it too is decoded in small pieces (see `Intake`).
 
 The errors::
@@ -14,6 +15,8 @@ The errors::
         +-- ThrottledAnswer (Throttled), AmbiguousAnswer (Ambiguous)
     httpx.RequestError + Permanent
     +-- AnswerTooLarge                a body beyond the pool's bound
+    httpx.RequestError + JobFailure
+    +-- NoRoomForAnswer               no room for a body: transient, or ambiguous if a repeat may have a second effect
 
 They are httpx errors, so an SDK and existing code treat them as ever, and job failures, so ``except Permanent`` works
 and nothing has to be translated when they leave the handler. Requests without an answer raise httpx's own errors; the
@@ -36,6 +39,7 @@ from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import without_secrets
 from resilient.core.base.phrases import span
 from resilient.wire.requests import redact
+from resilient.wire.requests.holds import FREE, STEP, Hold
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -81,6 +85,21 @@ class AnswerTooLarge(httpx.RequestError, Permanent):
         self.failure = Failure(FailureKind.PERMANENT, code="answer_too_large")
 
 
+class NoRoomForAnswer(httpx.RequestError, JobFailure):
+    """The process holds so many large bodies that this account may have no more now."""
+
+    def __init__(self, message: str, *, repeatable: bool, request: httpx.Request | None = None) -> None:
+        Exception.__init__(self, message)
+        self._request = request
+        self.failure = no_room(repeatable=repeatable)
+
+
+def no_room(*, repeatable: bool) -> Failure:
+    """The failure of an answer whose body had no room; ``repeatable``: asking once more has no second effect."""
+    kind = FailureKind.TRANSIENT if repeatable else FailureKind.AMBIGUOUS
+    return Failure(kind, code="no_room_for_answer", counts_for_breaker=False)
+
+
 _CLASSES: Final = {
     FailureKind.TRANSIENT: TransientAnswer,
     FailureKind.PERMANENT: PermanentAnswer,
@@ -112,24 +131,31 @@ def failed_answer(
 
 KEY: Final = "resilient"  # in response.extensions: the Failure, or None
 _MISSING: Final = object()
+_REMEDIES: Final = "stream it (client.stream), have fewer at once (concurrency=), or raise http=PoolSettings(bodies=)"
+_READ: Final = httpx.ByteStream(b"")  # the stream of an answer whose body was read
 
 
 class Answer(httpx.Response):
     """An ``httpx.Response`` whose ``raise_for_status`` raises what the provider meant."""
 
     bounds: PoolSettings
+    account: str  # whose request it answers: its resource key
+    repeatable: bool  # that request may be sent again without a second effect
     message: str  # the provider's
     secrets: tuple[str, ...]
     parsed: Any  # the decoded body, if it had to be read anyway
-    cut: Callable[[], None] | None  # called when the body breaks off
+    cut: Callable[..., None] | None  # called when the body breaks off; with ``by_us`` if there was no room for it
+    hold: Hold | None = None  # of a large body
 
     @classmethod
-    def of(cls, response: httpx.Response, bounds: PoolSettings) -> Answer:
+    def of(
+        cls, response: httpx.Response, bounds: PoolSettings, account: str = "", *, repeatable: bool = False
+    ) -> Answer:
         """``response`` itself, with this class and its attributes."""
         response.__class__ = cls
         assert isinstance(response, Answer)  # noqa: S101 - for the type checker
         response.bounds, response.message, response.secrets, response.parsed = bounds, "", (), _MISSING
-        response.cut = None
+        response.cut, response.account, response.repeatable = None, account, repeatable
         return response
 
     def raise_for_status(self) -> Answer:
@@ -149,29 +175,33 @@ class Answer(httpx.Response):
         return super().json(**kwargs)
 
     async def aread(self) -> bytes:
-        """The whole body. Raises `AnswerTooLarge`."""
+        """The whole body. Raises `AnswerTooLarge`, `NoRoomForAnswer`."""
         if not hasattr(self, "_content"):
-            intake = self._intake(self.bounds.largest, self.bounds.whole)
+            intake = self._intake(self.bounds.largest, self.bounds.whole, self._draw)
             try:
                 async for data in self.aiter_raw():
                     self._take(intake, data)
                 self._content = self._whole(intake)
             except BaseException:
+                self._drop(intake)
                 await self.aclose()
                 raise
+        self._part()
         return self._content
 
     def read(self) -> bytes:
-        """The whole body. Raises `AnswerTooLarge`."""
+        """The whole body. Raises `AnswerTooLarge`, `NoRoomForAnswer`."""
         if not hasattr(self, "_content"):
-            intake = self._intake(self.bounds.largest, self.bounds.whole)
+            intake = self._intake(self.bounds.largest, self.bounds.whole, self._draw)
             try:
                 for data in self.iter_raw():
                     self._take(intake, data)
                 self._content = self._whole(intake)
             except BaseException:
+                self._drop(intake)
                 self.close()
                 raise
+        self._part()
         return self._content
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
@@ -278,8 +308,31 @@ class Answer(httpx.Response):
     def _decoding(self) -> Decoder:
         return Decoder(self._coding(), self._request)
 
-    def _intake(self, largest: int, seconds: float) -> Intake:
-        return Intake(self._coding(), largest, seconds, self._request)
+    def _intake(self, largest: int, seconds: float, draw: Callable[[int], None] | None = None) -> Intake:
+        return Intake(self._coding(), largest, seconds, self._request, draw)
+
+    def _draw(self, count: int) -> None:
+        """Take room for ``count`` bytes more of the body. Raises `NoRoomForAnswer`."""
+        if self.hold is None:
+            self.hold = Hold(self.account, max(self.bounds.bodies, 2 * self.bounds.largest))
+        if self.hold.grow(count):
+            return
+        if self.cut is not None:
+            self.cut(by_us=True)
+        raise NoRoomForAnswer(self.hold.explanation(_REMEDIES), repeatable=self.repeatable, request=self._request)
+
+    def _drop(self, intake: Intake) -> None:
+        """Forget a body that is not read to its end: the error's frames would keep it."""
+        intake.clear()
+        self.hold = None
+
+    def _part(self) -> None:
+        """Part with the stream of a body that was read.
+
+        httpx's refers to its answer, so only the collector would find the two, and it counts objects and no bytes.
+        """
+        if self.is_closed:
+            self.stream = _READ
 
     def _take(self, intake: Intake, data: bytes) -> None:
         if not intake.take(data):
@@ -414,16 +467,27 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 class Intake:
-    """A body up to a size (bytes, on the wire and decoded) and a time (seconds)."""
+    """A body up to a size (bytes, on the wire and decoded) and a time (seconds).
 
-    __slots__ = ("_chunks", "_decoder", "_end", "_raw", "_room")
+    ``draw`` takes room for so many bytes of what is beyond `FREE`; what it raises leaves `take` and `end`.
+    """
+
+    __slots__ = ("_chunks", "_decoder", "_draw", "_end", "_raw", "_rest", "_room")
 
     def __init__(
-        self, content_encoding: str, largest: int, seconds: float, request: httpx.Request | None = None
+        self,
+        content_encoding: str,
+        largest: int,
+        seconds: float,
+        request: httpx.Request | None = None,
+        draw: Callable[[int], None] | None = None,
     ) -> None:
         self._decoder = Decoder(content_encoding, request)
         self._chunks: list[bytes] = []
         self._room = self._raw = largest
+        self._rest, self._draw = 0, draw  # what may be drawn still
+        if draw is not None and largest > FREE:
+            self._room, self._rest = FREE, largest - FREE
         self._end = time.monotonic() + seconds
 
     def take(self, data: bytes) -> bool:
@@ -442,6 +506,18 @@ class Intake:
         """What fits."""
         return b"".join(self._chunks)
 
+    def clear(self) -> None:
+        """Forget what was taken."""
+        self._chunks.clear()
+
+    def _widen(self, count: int) -> None:
+        """Draw room for ``count`` bytes more, in steps."""
+        step = min(self._rest, max(count, STEP))
+        if self._draw is not None:
+            self._draw(step)
+        self._rest -= step
+        self._room += step
+
     def _keep(self, data: bytes) -> None:
         """Keep what still fits of the bytes that passed a bound."""
         for part in self._decoder.feed(data):
@@ -450,6 +526,8 @@ class Intake:
 
     def _add(self, part: bytes) -> bool:
         """Keep a decoded part, as much of it as fits; False if it does not fit whole."""
+        if self._rest and len(part) > self._room:
+            self._widen(len(part) - self._room)
         self._chunks.append(part[: max(0, self._room)])
         self._room -= len(part)
         return self._room >= 0

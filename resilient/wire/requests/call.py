@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlencode
 
-from resilient.core.base.bounds import ERROR_BODY, ERROR_MESSAGE
+from resilient.core.base.bounds import ANSWER_BODIES, ERROR_BODY, ERROR_MESSAGE
 from resilient.core.base.budgets import Fields, budgets
 from resilient.core.base.errors import (
     Failure,
@@ -37,6 +37,7 @@ from resilient.wire.requests import span as spans
 from resilient.wire.requests.explain import note, phase_of
 from resilient.wire.requests.flow import is_concluded, require_connection
 from resilient.wire.requests.guard import resolved
+from resilient.wire.requests.holds import Hold
 from resilient.wire.requests.request_log import Target
 from resilient.wire.requests.transport import drive, drive_sync
 
@@ -112,6 +113,15 @@ class Call:
     def reads_success(self) -> bool:
         """Whether `report` needs the body of a success too, because the provider's errors may come as 200."""
         return self._request.gated and self._request_log.provider.errors.reads_success
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be sent again without a second effect."""
+        return self._request.repeatable
+
+    def hold(self) -> Hold:
+        """Room for the body of its answer."""
+        return Hold(self._request_log.account, ANSWER_BODIES.value)
 
     @property
     def url(self) -> str:

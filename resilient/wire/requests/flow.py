@@ -200,7 +200,8 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
         state.sendings += 1
         try:
             sent = outgoing(request, state, permit, request_log, span)
-            answer = Answer.of((yield Send(sent, request_log.hooks, permit)), settings)
+            response = yield Send(sent, request_log.hooks, permit)
+            answer = Answer.of(response, settings, request_log.account, repeatable=facts.repeatable)
             answer_facts, failure = yield from _classified(request_log, sent, answer, state)
             if answer.is_closed:
                 answer.elapsed = timedelta(seconds=time.perf_counter() - started)

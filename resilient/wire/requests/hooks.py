@@ -97,8 +97,11 @@ class RequestHooks(Protocol):
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
         """Forget the mark `mark` made: the request took effect, or certainly did not. It must not wait, nor fail."""
 
-    def cut_off(self, permit: Permit) -> None:
-        """The answer's body broke off after `clear`: its outcome is open again. Must not wait, as `abandoned`."""
+    def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
+        """The answer's body broke off after `clear`: its outcome is open again. Must not wait, as `abandoned`.
+
+        ``by_us``: there was no room for it, so nothing is said about its server.
+        """
 
     async def answered(self, permit: Permit, answer: AnswerFacts, failure: Failure | None) -> None:
         """Take in an answer: breaker, budgets, a cooldown at once. Not called unless ``request.gated``."""

@@ -42,11 +42,13 @@ class PoolSettings:
     """Bounds of the connections and of what comes over them. Times are in seconds, sizes in bytes.
 
     ``read`` is the longest silence within an answer, ``whole`` the longest time for all of its body.
-    ``largest``: bodies that are read into memory, decoded. ``error_largest``, ``error_whole``: the same for
-    the body of an error, of which only the beginning is kept. ``tries``, ``tries_within``: how often one
-    request is sent within one call, and in how many seconds; longer waits are the job's. ``verify``: an
-    `ssl.SSLContext` with what is trusted beside the public certificates, and with a certificate of the program's own;
-    False trusts everybody. ``proxy``: its address, such as ``http://user:password@proxy.example:3128``.
+    ``largest``: bodies that are read into memory, decoded. ``bodies``: all of them that the process holds at once,
+    without the first MiB of each; no account has more of it than it leaves free (see `resilient.wire.requests.holds`).
+    Less than twice ``largest`` counts as that, so that one answer always fits. ``error_largest``, ``error_whole``: the
+    same as ``largest`` and ``whole`` for the body of an error, of which only the beginning is kept. ``tries``,
+    ``tries_within``: how often one request is sent within one call, and in how many seconds; longer waits are the
+    job's. ``verify``: an `ssl.SSLContext` with what is trusted beside the public certificates, and with a certificate
+    of the program's own; False trusts everybody. ``proxy``: its address, such as ``http://user:password@proxy.example:3128``.
     """
 
     connections: int = 200
@@ -58,6 +60,7 @@ class PoolSettings:
     wait: float = 60.0  # for a free connection
     whole: float = float(bounds.ANSWER_TIME.value)
     largest: int = bounds.ANSWER_BODY.value
+    bodies: int = bounds.ANSWER_BODIES.value
     error_largest: int = bounds.ERROR_BODY.value
     error_whole: float = 5.0
     tries: int = 3
@@ -66,7 +69,7 @@ class PoolSettings:
     proxy: str | None = field(default=None, repr=False)  # may hold a password
 
     def __post_init__(self) -> None:
-        for name in ("connections", "largest", "error_largest", "tries"):
+        for name in ("connections", "largest", "bodies", "error_largest", "tries"):
             check_whole("PoolSettings", name, getattr(self, name))
         check_whole("PoolSettings", "idle", self.idle, least=0)
         for name in ("idle_for", "tries_within"):

@@ -291,10 +291,13 @@ class RequestLog:
         if request.needs_mark or request.idempotency_key:
             self.names.reopen(request.name, request.body_hash)
 
-    def cut_off(self, permit: Permit) -> None:
-        """The answer broke off after it was noted: the next request like it is a repeat of it."""
+    def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
+        """The answer broke off after it was noted: the next request like it is a repeat of it.
+
+        ``by_us``: there was no room for its body, which says nothing about its server.
+        """
         self.give_up(permit.request)
-        self.hooks.cut_off(permit)
+        self.hooks.cut_off(permit, by_us=by_us)
 
 
 def at_account(key: str) -> str:

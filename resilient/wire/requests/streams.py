@@ -108,7 +108,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         if self._over:
             return
         tls = self._transport.get_extra_info("ssl_object")
-        if error is None and tls is not None and not _has_ended(tls):
+        if error is None and tls is not None and not has_ended(tls):
             error = ConnectionResetError("the connection was cut before TLS ended")
         self._over, self._error = True, error
 
@@ -264,7 +264,7 @@ def decrypts(tls: Any) -> bool:
         return False
 
 
-def _has_ended(tls: Any) -> bool:
+def has_ended(tls: Any) -> bool:
     """Whether the other side has ended TLS (by a ``close_notify``); all that it sent before has been read."""
     try:
         return not tls.read(1)

@@ -1,0 +1,72 @@
+"""Whether a provider refuses the application, or only the grant in whose name it was asked (`core.accounts.tokens`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from resilient.core.accounts import tokens
+from resilient.core.accounts.fuse import APP_REFUSED
+from resilient.store.accounts import fuse
+from resilient.store.gates import controls as gates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from resilient.core.base.errors import Failure
+    from resilient.engine.accounts.access import Account
+    from resilient.engine.accounts.fuse import Fuse
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.accounts.fuse import Standing
+    from resilient.store.accounts.grants import Grant
+
+
+class Application:
+    """Judges refusals of one app's clients."""
+
+    def __init__(self, ground: Ground, judge: Fuse) -> None:
+        self._ground, self._fuse = ground, judge
+        self._witnesses: set[UUID] = set()  # grants whose refresh shows whether the application is refused
+
+    async def is_refused(self, account: Account, grant: Grant, failure: Failure) -> bool:
+        """Whether the provider refuses the application (it is gated then)."""
+        assert account.oauth is not None  # noqa: S101 - it was refreshed
+        facts: Standing = await self._run(fuse.standing, grant)
+        refusal = tokens.Refusal(
+            explicit=tokens.is_explicit(failure, account.oauth), witness=grant.id in self._witnesses,
+            tenants=self.is_tenants(account), credible=facts.credible, others=facts.others, lately=facts.lately,
+        )  # fmt: skip
+        verdict, name = tokens.judge(refusal), account.provider.name
+        if verdict is tokens.Verdict.OPEN:
+            if facts.witnesses:
+                return await self._ask_witness(name, facts.witnesses)
+            verdict = tokens.Verdict.APPLICATION
+        if verdict is tokens.Verdict.APPLICATION:
+            await self._fuse.app_refused(name, failure.code)
+        return verdict is tokens.Verdict.APPLICATION
+
+    async def _ask_witness(self, name: str, ids: Sequence[UUID]) -> bool:
+        """Refresh a grant that has worked; returns whether its provider is gated after that."""
+        for id_ in ids:
+            self._witnesses.add(id_)
+            try:
+                lives = await self._fuse.lives([id_])
+            finally:
+                self._witnesses.discard(id_)
+            if await self._run(gates.auth_of, name) == APP_REFUSED:
+                return True
+            if lives is not None:
+                break
+        return False
+
+    def is_tenants(self, account: Account) -> bool:
+        """Whether the account's customer owns the endpoint, or the key that requests to it are signed with."""
+        facts = self._ground.providers[account.provider.name].oauth
+        return (facts is not None and facts.at_tenants) or account.bound.grant.flow == "jwt_bearer"
+
+    async def taken(self, name: str) -> None:
+        """The provider accepted the application: accounts that wait because it was refused go on."""
+        await self._run(fuse.client_taken, name)
+
+    async def _run(self, fn: Any, *args: Any) -> Any:
+        return await self._ground.database.transaction(fn, *args)
