@@ -321,9 +321,9 @@ def pytest_configure():
 
 
 def pytest_xdist_auto_num_workers():
-    """Two for a core of a small machine: half of a run waits, for leases, timeouts and processes of its own."""
+    """Three for a core of a small machine: half of a run waits, for leases, timeouts and processes of its own."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(cores, min(2 * cores, 8))
+    return max(cores, min(3 * cores, 8))
 
 
 _LONG = {"test_simulation", "test_failover", "test_bench", "test_demo", "test_outbox", "test_random", "test_examples"}

@@ -80,15 +80,18 @@ def erased(c: Connection, d: Dialect, since: datetime, now: datetime) -> list[st
     """The accounts that are being erased, or whose erasure began after a time: nothing is to be written of them.
 
     Of the audit, which has no index by time, the latest rows are read; an erasure of which nobody knows how it ended is
-    believed to go on for a day.
+    believed to go on for a day. One that failed counts as none: it is refused, or to be done again.
     """
     rows = d.run(
         c,
-        "SELECT subject FROM (SELECT subject, action, at, outcome FROM {audit} ORDER BY id DESC LIMIT :limit) AS latest"
+        "SELECT subject, outcome FROM"
+        " (SELECT subject, action, at, outcome FROM {audit} ORDER BY id DESC LIMIT :limit) AS latest"
         " WHERE action = 'erase' AND (at > :since OR (at > :day_ago AND outcome IS NULL))",
         {"limit": AUDITED, "since": since, "day_ago": now - _DAY},
+        subject=None,
+        outcome=JSON,
     )
-    return list(rows.scalars())
+    return [row.subject for row in rows if "error" not in (row.outcome or {})]
 
 
 def to_tell(

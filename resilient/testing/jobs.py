@@ -100,6 +100,9 @@ class Bench:
     def work(self) -> None:
         """Its transactions are the test's business."""
 
+    def require_held(self, c: Any, d: Any) -> None:
+        """It is held."""
+
     async def results_of(self, job_id: UUID, step: Any) -> list[Any]:
         """The test's results; without any, those of its app."""
         if self.results is not None:

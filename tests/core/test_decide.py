@@ -409,6 +409,8 @@ def test_once_more():
     assert step(CancelledByHandler(), once_more=True, cancel_requested=True).state is CANCELLED
     assert step(fail("ambiguous"), once_more=True).state is DEAD
     assert step(fail("permanent"), once_more=True, safe_until=in_(60)).state is DEAD  # a request is unanswered
+    lost = step(Rescued("its worker is gone"), once_more=True, rescues=1, expires_at=in_(-1))
+    assert (lost.state, lost.decision, lost.rescues) == (READY, "expired", 1)  # that worker can tell it from a success
 
 
 def test_a_policy_is_asked_once_for_each_decision():

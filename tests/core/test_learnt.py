@@ -54,6 +54,18 @@ def test_the_first_refusal_tells_what_kind_of_limit_it_is(told, accepted, second
     assert s.slots == (4 if kind == "slots" else 0)
 
 
+@pytest.mark.parametrize("idle", [0.2, 4.0, 8.0, 20.0, 300.0])
+@pytest.mark.parametrize("reported", [0, 3])
+def test_idle_time_after_a_rest_is_no_pace(idle, reported):
+    """An account that waits after a circuit, or is connected and has no job yet; then five pass within a moment."""
+    s, at = learnt.rested(None, 1, NOW, NOW), NOW + idle
+    if reported:
+        s = answered(s, Answers(1, reported), at + 0.1)
+    s = refused(s, told=2.0, accepted=5 - reported, seconds=0.13, at=at + 0.13)
+    assert s.kind == "rate"
+    assert 5 / 3.2 * CLOSE <= s.rate <= 5
+
+
 def test_a_refusal_of_an_older_generation_is_the_same_event():
     s = refused()
     assert learnt.is_fresh(None, 0)

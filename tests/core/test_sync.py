@@ -143,3 +143,22 @@ def test_a_record_that_is_gone_itself_is_named_by_its_key():
     rules = Rules(deleted="status=cancelled")
     found, _ = one_page(Cursor(), [{"id": 1, "status": "cancelled"}, {"id": 2}, {"status": "cancelled"}], rules)
     assert [(one.gone, one.deleted) for one in found] == [(True, ("1",)), (False, ()), (True, ())]
+
+
+CHANGED, REMOVED = {"fileId": "x", "removed": False}, {"fileId": "x", "removed": True}
+
+
+@pytest.mark.parametrize(
+    ("feed", "in_force"),
+    [
+        ([CHANGED, REMOVED], [(REMOVED, ("x",))]),
+        ([REMOVED, CHANGED], [(REMOVED, ()), (CHANGED, ())]),  # shared again
+        ([CHANGED | {"n": 1}, REMOVED, CHANGED], [(CHANGED | {"n": 1}, ()), (REMOVED, ()), (CHANGED, ())]),
+    ],
+)
+def test_a_record_and_the_event_of_its_deletion_under_one_key_give_the_later_of_the_two(feed, in_force):
+    """Whoever deletes first, and then writes, must not bring the record back; nor delete it the other way round."""
+    told = providers_by_name()["google"]().incremental["drive"]
+    rules = Rules(key="fileId", incremental=told, deleted=told.deleted, deleted_key=told.deleted_key)
+    records, _ = one_page(Cursor(), feed, rules)
+    assert [(one.raw, one.deleted) for one in records] == in_force

@@ -19,6 +19,7 @@ from resilient import (
     Event,
     FailureKind,
     Inbound,
+    InvalidInput,
     Job,
     Limit,
     NeedsReauth,
@@ -406,6 +407,16 @@ async def test_what_another_process_noticed_just_before_is_not_written(app, data
     await other.close()
 
 
+async def test_an_erasure_that_was_refused_keeps_no_alert_back(app, clock):
+    async with app.workflow("order") as flow:
+        flow.step(nothing, None, resource_key=ANN)
+    with pytest.raises(InvalidInput, match="not over"):
+        await app.accounts.erase(ANN)
+    app.alerts.add(ended("new_error", "k", "bug", "x", error="e", resource=ANN, job="j"))
+    await hear(app)
+    assert [alert.detail["resource"] for alert in await app.alerts.list()] == [ANN]
+
+
 async def test_housekeeping_that_looks_meanwhile_leaves_nothing_behind(app, monkeypatch):
     await app.connections.add(ANN, token="t")
     await app.connections.revoke(ANN)
@@ -451,3 +462,33 @@ async def test_the_answer_to_a_refresh_that_comes_too_late_leaves_nothing_behind
         await app.credentials(HERS)
     await app.grants.close()
     assert await rows_left(app) == {}
+
+
+@pytest.mark.parametrize("step", [*store.OTHERS, "end"])
+async def test_one_that_is_broken_off_anywhere_is_ended_by_the_next(app, clock, monkeypatch, step):
+    at = {"access_token": "x", "refresh_token": "y", "expires_at": clock.now() - timedelta(hours=1)}
+    for key, host in ((HERS, NAME), ("shop/8", "bob")):
+        await app.connections.import_(key, **at, details={"host": f"{host}.invalid"})
+        with contextlib.suppress(ResourceStopped):
+            await app.credentials(key)
+        await app.enqueue(nothing, resource_key=key)
+    endpoint = f"shop:token@{NAME}.invalid:443"
+    await app.grants.close()
+    app.alerts.add(of_credentials(endpoint, "revoked", clock.now()))
+    await hear(app)
+    assert endpoint in await keys(app)
+    others = store.others
+
+    def broken(c, d, name, table, *, dry_run):
+        if table == step:
+            raise OSError("the process ends")
+        return others(c, d, name, table, dry_run=dry_run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "others", broken)
+        with pytest.raises(OSError, match="ends") if step != "end" else contextlib.nullcontext():
+            await app.accounts.erase(HERS)
+    await app.accounts.erase(HERS)
+    assert await rows_left(app) == {}
+    assert "shop:token@bob.invalid:443" in await keys(app)
+    assert [row async for row in app.accounts.export(HERS) if row["table"] != "audit"] == []

@@ -216,6 +216,20 @@ def learnt_facts(key, generation):
     return {key: ResourceFacts(key, learnt=learnt)}
 
 
+async def test_a_refusal_counts_from_the_first_request_after_idle_time(clock):
+    now, facts = [0.0], learnt_facts("p/a", 1)
+    flows = Flows(lambda: now[0], facts, clock.now)
+    flows.leave(await flows.enter("p/a"), ("p/a",))
+    flows.collect()
+    now[0] += 300
+    first = await flows.enter("p/a")
+    now[0] += 0.5
+    flows.leave(first, ("p/a",))
+    refused = await flows.enter("p/a")
+    refusal = flows.refusal("p/a", refused, 2.0)
+    assert (refusal.accepted, refusal.seconds) == (1, 0.5)
+
+
 async def test_a_resource_whose_facts_are_forgotten_begins_again(clock):
     """A herd's accounts are forgotten while requests of theirs fly."""
     now, facts = [0.0], learnt_facts("p/a", 1)

@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from resilient import Cancel, Fixed, Job, Permanent, Resilient, Retry, Transient, handler
-from tests.helpers import drain, settle
+from resilient.engine.run import completer, sweeper
+from tests.helpers import bury, drain, settle
 
 WORDS = {"resource_key": "p/1", "unique_key": "u", "unique_until": "finish"}
 AGAIN = WORDS | {"while_running": "once_more"}
@@ -197,3 +198,51 @@ async def test_it_goes_under_the_key_that_the_newer_one_names(made):
     await app.enqueue(again, "v1", **WORDS, idempotency_key="order-1")
     assert await drain(app) == 2
     assert keys == ["order-1", "order-2"]
+
+
+@pytest.mark.parametrize("end", [Permanent("no such thing"), Cancel("it is gone")], ids=["dies", "cancels itself"])
+async def test_a_cancel_that_ends_the_wish_leaves_the_operation_its_key(made, end):
+    """It was claimed with the wish, and the cancel came while it ran: a retry of it is no other operation."""
+    keys = []
+
+    @handler("again", retry=Retry(max_attempts=5, delay=Fixed(0)))
+    async def again(job: Job[str]) -> None:
+        keys.append(job.idempotency_key)
+        if len(keys) == 1:
+            await job.app.enqueue(again, "v2", **AGAIN, on_conflict="keep")
+            raise Transient("later")
+        if len(keys) == 2:
+            await job.app.jobs.cancel(job.id)
+            raise end
+
+    app = made(again)
+    done = await app.enqueue(again, "v1", **WORDS)
+    await drain(app)
+    assert (await app.jobs.get(done.id)).state == ("cancelled" if isinstance(end, Cancel) else "dead")
+    assert (await app.jobs.retry(done.id)).retried == 1
+    await drain(app)
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+
+
+async def test_a_rescue_that_lets_it_run_once_more_is_not_taken_for_its_success(made, clock):
+    """The worker that it was taken from would believe its commit, whose answer was lost, to be done."""
+    believed = []
+
+    @handler("again")
+    async def again(job: Job[str]) -> None:
+        if not believed:
+            app, version = job.app, "SELECT version FROM {job}"
+            fence = await app.database.transaction(lambda c, d: d.run(c, version).first()[0])
+            await app.enqueue(again, "v2", **AGAIN, on_conflict="keep")
+            clock.advance(65)
+            await bury(app)
+            (rescued,) = await app.database.transaction(sweeper.rescue, app.worker().sweeper._rules())
+            assert rescued.decision == "expired"
+            mine = [(job.id, fence, None)]
+            believed.append(await app.database.transaction(completer.write, mine, [], {}, again=True))
+
+    app = made(again)
+    await app.enqueue(again, "v1", **WORDS, expires_in=60)
+    await drain(app)
+    assert believed == [set()]

@@ -1,9 +1,12 @@
 """Events are published if, and only if, the transaction they were published in is committed."""
 
 import asyncio
+import errno
 import sys
 import types
 from datetime import timedelta
+from socket import gaierror
+from urllib.error import URLError
 from uuid import UUID
 
 import httpx
@@ -17,8 +20,10 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 from sqlmodel import Session
 
 from resilient import (
+    Ambiguous,
     BadPayload,
     Callback,
+    Cancel,
     Event,
     FailureKind,
     InvalidInput,
@@ -31,10 +36,11 @@ from resilient import (
     Resilient,
     Retry,
     SetupError,
+    Snooze,
     Transient,
     handler,
 )
-from resilient.wire.publishers.base import Unsendable, lost
+from resilient.wire.publishers.base import Unsendable, lost, refused
 from tests.helpers import LIMIT, brisk, until
 
 
@@ -471,6 +477,74 @@ class TestRelay:
         assert {str(job.state) for job in jobs} <= {"ready", "scheduled"}
         assert (await app.resources.get("outbox/orders")).gate == "breaker"
 
+    @pytest.mark.parametrize(
+        "error",
+        [Permanent("a wrong password"), Ambiguous("who knows"), refused("not you", "no"), Cancel(), Snooze(5)],
+        ids=["permanent", "ambiguous", "refused", "cancel", "snooze"],
+    )
+    async def test_what_opening_a_connection_raises_ends_no_event(self, database, session, error):
+        """No event was sent, and each batch would end another one."""
+
+        class Refusing(Callback):
+            async def connect(self):
+                raise error
+
+        app = Resilient(database, destinations={"orders": Refusing(Sink())}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(60))
+        await relayed(app)
+        jobs = await app.jobs.list(limit=100)
+        assert 0 < sum(job.attempts for job in jobs) < 20
+        assert {str(job.state) for job in jobs} <= {"ready", "scheduled"}
+        assert (await app.resources.get("outbox/orders")).gate == "breaker"
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+            OSError("Multiple exceptions: refused, refused"),
+            OSError(errno.EHOSTUNREACH, "no route"),
+            gaierror(-2, "unknown"),
+            URLError(ConnectionRefusedError()),
+        ],
+        ids=["refused", "several", "no route", "no name", "wrapped"],
+    )
+    async def test_a_connection_that_a_function_lost_is_no_mistake_of_it(self, database, session, error):
+        async def sink(_message):
+            await asyncio.sleep(0)
+            raise error from getattr(error, "reason", None)
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, *range(100))
+        await relayed(app)
+        jobs = await app.jobs.list(limit=100)
+        assert 0 < sum(job.attempts for job in jobs) < 40
+        assert {job.last_error_kind for job in jobs} == {None, "transient"}
+        assert (await app.resources.get("outbox/orders")).gate == "breaker"
+
+    async def test_what_a_function_makes_of_a_lost_connection_counts(self, database, session):
+        async def sink(_message):
+            try:
+                raise ConnectionRefusedError
+            except ConnectionError:
+                raise Snooze(3600)  # noqa: B904 - as programs do
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, 1)
+        await relayed(app)
+        (job,) = await app.jobs.list()
+        assert (job.state, job.attempts, job.last_error_kind) == ("scheduled", 0, None)
+
+    async def test_what_a_file_raises_is_that_events(self, database, session):
+        """Its name is too long, say: the event must not hold up its key for ever."""
+
+        async def sink(_message):
+            raise OSError(errno.ENAMETOOLONG, "its name")
+
+        app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: ["orders"]})
+        await self.publish(app, session, 1)
+        await relayed(app)
+        assert (await app.jobs.list())[0].last_error_kind == "bug"
+
     @pytest.mark.parametrize("status", [None, 503])
     async def test_a_function_need_not_translate_its_clients_errors(self, database, session, status):
         """What an HTTP client raises means that the destination is away, as `Transient` does."""
@@ -489,14 +563,23 @@ class TestRelay:
         assert 0 < sum(job.attempts for job in await app.jobs.list(limit=100)) < 40
         assert len(tried) < 60
 
-    async def test_an_event_whose_answer_a_function_lost_is_sent_again(self, database, session, sink, clock):
+    @pytest.mark.parametrize(
+        "error",
+        [
+            httpx.ReadTimeout("nothing came", request=httpx.Request("POST", "http://sink/")),
+            Ambiguous("nothing came"),
+        ],
+        ids=["httpx", "said"],
+    )
+    async def test_an_event_whose_answer_a_function_lost_is_sent_again(self, database, session, sink, clock, error):
         """It is not in doubt, as a request of a handler's is: consumers tell duplicates by its id."""
-        sink.errors = [httpx.ReadTimeout("nothing came", request=httpx.Request("POST", "http://sink/"))]
+        sink.errors = [error]
         app = Resilient(database, destinations={"orders": sink}, routes={OrderPlaced: "orders"}, clock=clock)
         await self.publish(app, session, 1)
         await relayed(app)
         (job,) = await app.jobs.list()
-        assert (job.state, job.last_error_kind, job.last_error_code) == ("scheduled", "transient", "read_timeout")
+        code = "no_confirm" if isinstance(error, Ambiguous) else "read_timeout"
+        assert (job.state, job.last_error_kind, job.last_error_code) == ("scheduled", "transient", code)
         clock.advance(hours=1)
         await relayed(app)
         assert sink.numbers == [1]

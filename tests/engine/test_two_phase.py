@@ -812,6 +812,55 @@ async def test_what_is_refused(make):
     assert (job.state, job.last_error) == ("succeeded", None)
 
 
+async def test_a_block_within_another_is_refused_and_ends_nothing(make):
+    """Its error, caught, rolled back the rows around it: the job succeeded without them."""
+
+    @handler("nested")
+    async def nested(job: Job[None]) -> None:
+        async with job.complete() as session:
+            session.add(Row(name="before"))
+            with pytest.raises(InvalidInput, match="has a transaction open already"):
+                async with job.complete():
+                    raise ZeroDivisionError
+            session.add(Row(name="after"))
+
+    @handler("nested")
+    def nested_plain(job: SyncJob[None]) -> None:
+        with job.complete() as session:
+            session.add(Row(name="before"))
+            with pytest.raises(InvalidInput, match="has a transaction open already"), job.complete():
+                raise ZeroDivisionError
+            session.add(Row(name="after"))
+
+    @handler("nested")
+    async def gathered(job: Job[None]) -> None:
+        is_open, was_refused = asyncio.Event(), asyncio.Event()
+
+        async def write():
+            async with job.complete() as session:
+                session.add(Row(name="before"))
+                is_open.set()
+                await was_refused.wait()
+                session.add(Row(name="after"))
+
+        async def fail():
+            await is_open.wait()
+            with pytest.raises(InvalidInput, match="has a transaction open already"):
+                async with job.complete():
+                    raise ZeroDivisionError
+            was_refused.set()
+
+        await asyncio.gather(write(), fail())
+
+    for declared in (nested, nested_plain, gathered):
+        app = make(declared)
+        await app.enqueue(declared, resource_key="p/1")
+        await drain(app)
+        assert {job.state for job in await app.jobs.list(kind="nested")} == {"succeeded"}
+        assert rows(app) == ["after", "before"]
+        app.database.transaction_sync(lambda c, _d: c.execute(sa.delete(Row)))
+
+
 @pytest.mark.parametrize("own", ["0", "7s"])
 async def test_a_stopped_process_does_not_keep_rows_locked_for_ever(postgres_url, own):
     @handler("looks", timeout=50)

@@ -17,6 +17,7 @@ from resilient import (
     InvalidInput,
     Job,
     JobState,
+    LostLease,
     NoResult,
     Permanent,
     Resilient,
@@ -656,6 +657,29 @@ class TestChangedSteps:
         assert [one.decision for one in await app.jobs.attempts(paid.id)] == ["dead"]  # the workflow is over
         await app.close()
 
+    async def test_a_request_in_doubt_is_undone_also_if_its_execution_was_pruned(self, database, clock):
+        """While the row's mark spoke of it, nobody needed that execution; the new operation clears the mark."""
+        LOG.clear()
+        BROKEN.clear()
+        later = handler("charge", retry=Retry(max_attempts=3, delay=Fixed(86400 * 5)))(charge.fn)
+        kept = Retention(attempts=timedelta(days=1))
+        app = Resilient(database, handlers=[later, refund, ship], upgrade=False, retention=kept)
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            paid = wf.step(later, Order(id=7), undo=refund)
+        BROKEN["charge"] = Transient("no answer")
+        await drain(app)
+        mark = "UPDATE {job} SET sent = :sent WHERE id = :id"
+        await app.database.transaction(
+            lambda c, d: d.run(c, mark, {"id": d.id(paid.id), "sent": '{"charge": {}}'}) and None
+        )
+        clock.advance(days=2)
+        assert (await app.prune()).attempts == 1
+        BROKEN["charge"] = Permanent("card declined")
+        await app.jobs.edit(paid.id, payload={"id": 8}, delay=0, new_operation=True)
+        await settle(app)
+        assert ((await app.workflows.get(wf.id)).state, LOG[-1]) == ("undone", "refund whatever was charged")
+        await app.close()
+
     async def test_an_undo_gets_the_payload_that_its_step_was_given_later(self, database, clock):
         seen = []
 
@@ -734,6 +758,48 @@ class TestMoreSteps:
         info = await app.workflows.get(wf.id)
         assert (info.state, len(info.steps), info.step("total").result) == ("succeeded", 6, 12)
         assert await app.jobs.count() == 6
+        await app.close()
+
+    @pytest.mark.parametrize("is_async", [True, False])
+    @pytest.mark.parametrize("is_step", [True, False])
+    async def test_who_lost_the_job_adds_no_steps(self, database, is_async, is_step):
+        """Steps in a transaction of their own are under the job's fence, as those of `complete` are."""
+        LOG.clear()
+        refused = []
+
+        def steal(job):
+            sql = "UPDATE {job} SET version = version + 1, state = 'ready' WHERE id = :id"
+            job.app.database.transaction_sync(lambda c, d: d.run(c, sql, {"id": d.id(job.id)}))
+
+        @handler("robbed")
+        async def robbed(job: Job[None]) -> None:
+            await asyncio.to_thread(steal, job)
+            try:
+                async with job.workflow() as wf:
+                    wf.step(reserve, Order(id=1))
+            except LostLease:
+                refused.append(job.execution)
+                raise
+
+        @handler("robbed")
+        def robbed_plain(job: SyncJob[None]) -> None:
+            steal(job)
+            try:
+                with job.workflow() as wf:
+                    wf.step(reserve, Order(id=1))
+            except LostLease:
+                refused.append(job.execution)
+                raise
+
+        declared = robbed if is_async else robbed_plain
+        app = Resilient(database, handlers=[*HANDLERS, declared], upgrade=False)
+        if is_step:
+            async with app.workflow("dynamic", resource_key="shop/1") as wf:
+                wf.step(declared, None)
+        else:
+            await app.enqueue(declared, None, resource_key="shop/1")
+        await app.worker(concurrency=1).drain(timeout=LIMIT)
+        assert (refused, len(await app.workflows.list()), await app.jobs.count(kind="reserve")) == ([1], is_step, 0)
         await app.close()
 
     async def test_what_a_later_step_adds_is_undone_before_it_also_where_a_retry_kept_steps(self, database, clock):

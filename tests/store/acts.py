@@ -708,10 +708,13 @@ def reseals_a_payload(c, d):
     return secrets.write_sealed(c, d, secrets.SealedRow(id_of("ready1"), None, "k", ready), text)
 
 
-@act("accounts.consent: _expect", "accounts.consent: connections.arrived")
+@act(
+    "accounts.consent: _expect", "accounts.consent: connections.arrived", "accounts.connections: _end_return"
+)  # fmt: skip
 def goes_through_a_consent_page(c, d):
     connections.expect(c, d, "state", "p/1", "s", AHEAD)
-    return connections.arrived(c, d, "state")
+    connections.arrived(c, d, "state", MINUTE)
+    return engine_connections._end_return(c, d, "p/1", "state")
 
 
 @act("accounts.fuse: _shut", "accounts.fuse: _turn")

@@ -66,6 +66,7 @@ NOT_PAIRED = (
             "accounts.revocation: _is_wanted",
             "inspect.audit: store.page",
             "inspect.doctor: health.contents",
+            "inspect.erasure: store.endpoints_of",
             "inspect.erasure: store.obstacles",
             "inspect.erasure: store.rows",
             "inspect.erasure: store.windowed",

@@ -74,6 +74,7 @@ LOWEST: Final = 1 / 60  # requests a second: a provider that refused everything 
 WINDOWS: Final = (1.0, 10.0, 60.0, 3600.0)  # seconds
 SLACK: Final = 0.15  # seconds between counting at the provider and the arrival of its answer
 STRETCH: Final = 10.0  # seconds over which the accepted rate is measured
+_REPORTED: Final = 1.0  # seconds: so long before its report the first of a process's answers came, about
 LATE: Final = 3.0  # seconds in which answers of the generation before are waited for
 LATEST: Final = 30.0  # the same for requests that were in flight
 STARTED: Final = 32  # answers after which a slow start is over
@@ -116,6 +117,7 @@ class Learnt:
     resumes_at: float = 0.0  # the end of the rest
     throttles: int = 0  # events it was learnt from
     accepted: int = 0  # in this generation
+    began: float = 0.0  # about when the first of them was sent: idle time is no pace
     burst: int = 0  # in the one before
     basis: int = 0  # answers the estimate was made from; 0: it was not made by counting
     used_at: float = 0.0  # latest answer
@@ -254,12 +256,11 @@ def throttled(
     first = s.changed_at == 0.0 and s.generation == 0  # after a rest that taught nothing the row has counted, too
     if s.kind == "free" and r.wait is not None and not s.accepted + r.accepted and s.throttles + 1 < _AGAIN:
         return replace(rested(s, generation, now, resumes_at), throttles=s.throttles + 1)
-    elapsed = max(now - max(s.resumes_at, s.changed_at), 0.001)
-    if first:
-        elapsed = max(r.seconds, 0.001)
+    elapsed = now - max(s.resumes_at, s.changed_at, s.began if s.accepted else 0.0)
+    if first or _is_alone(s, r):
+        elapsed = min(elapsed, r.seconds)
     event = _Event(
-        wait=r.wait, accepted=max(1, s.accepted + r.accepted), elapsed=elapsed,
-        mean=r.accepted / max(1.0, r.seconds) if first else _mean(s, r.accepted, now),
+        wait=r.wait, accepted=max(1, s.accepted + r.accepted), elapsed=max(elapsed, 0.001), mean=_mean(s, r, now),
         drain=None if first else _drain(s, r, now), peak=r.peak, now=now,
     )  # fmt: skip
     after = _learnt(s, event, now, slots=slots)
@@ -474,17 +475,27 @@ def _late(s: Learnt, r: Answers, now: float, bounds: Bounds | None) -> Learnt:
 
 def _counted(s: Learnt, accepted: int, now: float) -> Learnt:
     count, since, count_before, since_before = s.count, s.since, s.count_before, s.since_before
-    if now - since > STRETCH:
+    began = s.began
+    if not s.accepted:
+        began = since = max(s.resumes_at, since, now - _REPORTED)
+    elif now - since > STRETCH:
         count_before, since_before, count, since = count, since, 0, now
     return replace(
-        s, accepted=s.accepted + accepted, uses=s.uses + accepted, count=count + accepted, since=since,
+        s, accepted=s.accepted + accepted, began=began, uses=s.uses + accepted, count=count + accepted, since=since,
         count_before=count_before, since_before=since_before, used_at=now,
     )  # fmt: skip
 
 
-def _mean(s: Learnt, more: int, now: float) -> float:
-    began = max(s.since_before if s.count_before else s.since, s.resumes_at)
-    return (s.count + s.count_before + more) / max(1.0, now - began)
+def _is_alone(s: Learnt, r: Refusal) -> bool:
+    """Whether all that was accepted in this generation is what the refusal itself has counted."""
+    return r.accepted > 0 and not s.accepted
+
+
+def _mean(s: Learnt, r: Refusal, now: float) -> float:
+    span = now - max(s.since_before if s.count_before else s.since, s.resumes_at)
+    if _is_alone(s, r):
+        span = min(span, r.seconds)
+    return (s.count + s.count_before + r.accepted) / max(1.0, span)
 
 
 def _drain(s: Learnt, r: Refusal, now: float) -> float | None:

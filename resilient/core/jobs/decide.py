@@ -120,9 +120,11 @@ def once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | No
         decision = step.decision
     else:
         return None
+    rescues = int(step.rescues > job.rescues)  # a rescue counts, so that its holder can tell it from its own finish
     return step._replace(
-        state=JobState.READY, decision=decision, attempts=0, rescues=0, run_at=now, fresh_key=True, clear_sent=True
-    )
+        state=JobState.READY, decision=decision, attempts=0, rescues=rescues, run_at=now, fresh_key=True,
+        clear_sent=True,
+    )  # fmt: skip
 
 
 def _step(job: JobFacts, state: JobState, decision: Decision, *, charged: bool = False, **rest: Any) -> Transition:

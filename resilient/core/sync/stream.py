@@ -267,19 +267,29 @@ def take_in_slices(
 def _in_force(records: list[Record], rules: Rules) -> Generator[None, None, list[Record]]:
     """Without deletions that a later record of the key undoes, and without records that a later deletion undoes.
 
-    Later by the time in each of them, as a feed may list the newest first; without it by their order.
+    Later by the time in each of them, as a feed may list the newest first; without it by their order. An event that
+    tells of deletions stays. It undoes records, and they it, if its own key is that of what is gone; else the keys of
+    records may be those of other things.
     """
-    if not any(one.gone for one in records):
+    has_their_keys = rules.key in rules.deleted_key.split()
+    if not any(one.gone or (has_their_keys and one.deleted) for one in records):
         return records
-    latest: dict[str | None, tuple[Record, float | None]] = {}
+    latest: dict[str | None, tuple[bool, float | None]] = {}  # by key: whether it is gone, and since when
     for number, one in enumerate(records):
         if number and number % SLICE == 0:
             yield
-        at = instant(_position(one.raw, rules))
-        _, before = latest.get(one.key, (one, None))
-        if at is None or before is None or at >= before:
-            latest[one.key] = one, at
-    return [one for one in records if one.key is None or one.gone == latest[one.key][0].gone]
+        at, is_gone = instant(_position(one.raw, rules)), one.gone or (has_their_keys and bool(one.deleted))
+        for key in one.deleted if is_gone else (one.key,):
+            _, before = latest.get(key, (is_gone, None))
+            if at is None or before is None or at >= before:
+                latest[key] = is_gone, at
+    in_force = []
+    for one in records:
+        if has_their_keys and one.deleted:
+            in_force.append(one._replace(deleted=tuple(key for key in one.deleted if latest[key][0])))
+        elif one.key is None or latest[one.key][0] == one.gone:
+            in_force.append(one)
+    return in_force
 
 
 def refuse(cursor: Cursor, rejected: Iterable[str | None]) -> Cursor:

@@ -1,4 +1,4 @@
-"""Whether a provider refuses the application, or only the grant in whose name it was asked (`core.accounts.tokens`)."""
+"""Whether a provider that refused a refresh refuses the application or only that grant (`core.accounts.tokens`)."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ if TYPE_CHECKING:
 
 
 class Application:
-    """Judges refusals of one app's clients."""
+    """Decides what a refusal refuses: one grant, or the application, whose OAuth client the provider knows."""
 
     def __init__(self, ground: Ground, judge: Fuse) -> None:
         self._ground, self._fuse = ground, judge
-        self._witnesses: set[UUID] = set()  # grants whose refresh shows whether the application is refused
+        self._witnesses: set[UUID] = set()  # grants that are refreshed only to see whether the application is refused
 
     async def is_refused(self, account: Account, grant: Grant, failure: Failure) -> bool:
-        """Whether the provider refuses the application (it is gated then)."""
+        """Whether the provider refuses the application; if so, the provider is gated."""
         assert account.oauth is not None  # noqa: S101 - it was refreshed
         facts: Standing = await self._run(fuse.standing, grant)
         refusal = tokens.Refusal(
             explicit=tokens.is_explicit(failure, account.oauth), witness=grant.id in self._witnesses,
             tenants=self.is_tenants(account), credible=facts.credible, others=facts.others, lately=facts.lately,
         )  # fmt: skip
-        verdict, name = tokens.judge(refusal), account.provider.name
+        verdict, provider = tokens.judge(refusal), account.provider.name
         if verdict is tokens.Verdict.OPEN:
             if facts.witnesses:
-                return await self._ask_witness(name, facts.witnesses)
+                return await self._ask_witness(provider, facts.witnesses)
             verdict = tokens.Verdict.APPLICATION
         if verdict is tokens.Verdict.APPLICATION:
-            await self._fuse.app_refused(name, failure.code)
+            await self._fuse.app_refused(provider, failure.code)
         return verdict is tokens.Verdict.APPLICATION
 
-    async def _ask_witness(self, name: str, ids: Sequence[UUID]) -> bool:
-        """Refresh a grant that has worked; returns whether its provider is gated after that."""
+    async def _ask_witness(self, provider: str, ids: Sequence[UUID]) -> bool:
+        """Refresh a grant that has worked; return whether its provider is gated after that."""
         for id_ in ids:
             self._witnesses.add(id_)
             try:
                 lives = await self._fuse.lives([id_])
             finally:
                 self._witnesses.discard(id_)
-            if await self._run(gates.auth_of, name) == APP_REFUSED:
+            if await self._run(gates.auth_of, provider) == APP_REFUSED:
                 return True
             if lives is not None:
                 break
         return False
 
     def is_tenants(self, account: Account) -> bool:
-        """Whether the account's customer owns the endpoint, or the key that requests to it are signed with."""
+        """Whether the customer owns the token endpoint, or the key that signs the requests to it."""
         facts = self._ground.providers[account.provider.name].oauth
         return (facts is not None and facts.at_tenants) or account.bound.grant.flow == "jwt_bearer"
 
     async def taken(self, name: str) -> None:
-        """The provider accepted the application: accounts that wait because it was refused go on."""
+        """Note that the provider accepted the application: accounts that waited because it was refused go on."""
         await self._run(fuse.client_taken, name)
 
     async def _run(self, fn: Any, *args: Any) -> Any:

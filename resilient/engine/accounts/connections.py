@@ -7,6 +7,7 @@ Nothing here ever shows a secret.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,7 +16,7 @@ from uuid_utils.compat import uuid7
 
 from resilient.core.accounts import tokens
 from resilient.core.accounts.tokens import EMPTY, Credentials, GrantState
-from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, SetupError
+from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, InvalidInput, ResilientError, SetupError
 from resilient.core.base.frames import frameless_calls
 from resilient.core.base.instants import add, in_utc
 from resilient.core.base.loggers import logger
@@ -56,6 +57,10 @@ log = logger("connections")
 T = TypeVar("T")
 _SHOWN: Final = 5  # accounts in a line of the log
 _GUEST: Final = "resilient:guest"  # among the details, which are sealed, of an account that shares another one's grant
+
+
+class _Erased(ConsentRefused):
+    """The account was erased while the code of its consent was exchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +226,12 @@ class Connections:
         if last is None or last.kind != "oauth2":
             return False
         credentials = own or accounts.decrypt(last)  # a refresh may have ended meanwhile
-        oauth, now = self.oauth_of(key, {**credentials.values, **bound.details}), self._ground.now()
-        secret = tokens.revocable(credentials, last.flow)
+        return await self._revoked(key, credentials, last.flow, bound.details)
+
+    async def _revoked(self, key: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]) -> bool:
+        """Revoke credentials at the provider if it has an endpoint for that; returns whether it did."""
+        oauth, now = self.oauth_of(key, {**credentials.values, **details}), self._ground.now()
+        secret = tokens.revocable(credentials, flow)
         if not oauth.revoke_url or not secret:
             return False
         if self._here:
@@ -323,10 +332,21 @@ class Connections:
         return self._consent
 
     async def granted(self, consent: Granted) -> ConnectionInfo:
-        """Connect the account that a person has granted access to."""
-        if self._grants.accounts.store is not None:
-            return await self._hand_over(consent.key, consent.credentials, consent.details)
-        return await self._put(consent.key, "oauth2", consent.credentials, "authorization_code", consent.details)
+        """Connect the account that a person has granted access to.
+
+        Raises `ConsentRefused` if the account was erased since the callback came.
+        """
+        key, credentials, details = consent.key, consent.credentials, consent.details
+        try:
+            if self._grants.accounts.store is None:
+                return await self._put(key, "oauth2", credentials, "authorization_code", details, consent=consent.id)
+            await self._db.write(None, _end_return, key, consent.id)
+        except _Erased:
+            if await self._db.read(None, connections.find, key) is None:  # else it might revoke the newer ones, too
+                with contextlib.suppress(ResilientError):
+                    await self._revoked(key, credentials, "authorization_code", details)
+            raise
+        return await self._hand_over(key, credentials, details)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -383,13 +403,21 @@ class Connections:
         provider.oauth_for(values)
 
     async def _put(
-        self, key: str, kind: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
+        self,
+        key: str,
+        kind: str,
+        credentials: Credentials,
+        flow: str | None,
+        details: Mapping[str, str],
+        *,
+        consent: str = "",
     ) -> ConnectionInfo:
         provider = self.account_of(key)
         self._ground.foresight.look_at(key)
         carried(provider, kind, credentials)
         await self._check_places(key, kind, credentials.values, details)
-        rest = await self._db.write(None, _put, check(key), kind, credentials, flow, _own(details), self._grants)
+        args = check(key), kind, credentials, flow, _own(details), self._grants
+        rest = await self._db.write(None, _put, *args, consent=consent)
         self._grants.accounts.forget()
         if rest:
             log.warning(
@@ -447,6 +475,11 @@ def _own(details: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in details.items() if name != _GUEST}
 
 
+def _end_return(c: Connection, d: Dialect, key: str, consent: str) -> None:
+    if not connections.end_return(c, d, consent):
+        raise _Erased(f"{key} was erased meanwhile: start again at the consent page")
+
+
 def _who_stays(c: Connection, d: Dialect, bound: Bound) -> list[str]:
     """The accounts that go on with the grant of one that gets new credentials; none: these are for all that use it.
 
@@ -466,8 +499,15 @@ def _put(
     flow: str | None,
     details: Mapping[str, str],
     of_app: Grants,
+    *,
+    consent: str = "",
 ) -> list[str]:
-    """Write new credentials: into the account's own grant, else into a new one; returns who stays with the old one."""
+    """Write new credentials: into the account's own grant, else into a new one; returns who stays with the old one.
+
+    ``consent``: the row of the return that brought them. Raises `_Erased`.
+    """
+    if consent:
+        _end_return(c, d, key, consent)
     accounts, sealable, row = of_app.accounts, seals.noted(credentials), connections.lock(c, d, key)
     old = _untouched(accounts, row)
     rest = [] if old is None else _who_stays(c, d, old)

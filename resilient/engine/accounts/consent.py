@@ -54,6 +54,7 @@ class Granted:
     credentials: Credentials
     details: Mapping[str, str]
     note: str
+    id: str  # of its row, which an erasure of the account deletes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +128,14 @@ class Consent:
             await self._db.write(None, fuse.client_taken, name)
         uri = {"redirect_uri": expected.uri} if oauth.refresh_redirect else {}
         made = replace(made, values={**made.values, **kept, **uri})
-        return Granted(key, made, {**expected.details, **kept}, expected.note)
+        return Granted(key, made, {**expected.details, **kept}, expected.note, _hashed(parameters["state"]))
 
     async def _arrived(self, state: str) -> tuple[str, _Expected]:
-        """The account of a callback, and what it must fit; a state is deleted by being looked up."""
+        """The account of a callback, and what it must fit; a state is used up by being looked up."""
         ring, unexpected = self._grants.accounts.ring, "this callback is not expected (any more)"
         if len(state) > _LONGEST_STATE or not ring.is_signed(state):
             raise UnexpectedCallback(f"{unexpected}: start again at the consent page")
-        row = await self._db.write(None, connections.arrived, _hashed(state))
+        row = await self._db.write(None, connections.arrived, _hashed(state), LASTS)
         if row is None or not row[2]:
             raise UnexpectedCallback(f"{unexpected}: start again at the consent page")
         if not hmac.compare_digest(state.partition(".")[0][-_KEY:], _hashed(row[0])[:_KEY]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from resilient.core.base.errors import JobFailure, ResourceStopped
+from resilient.core.base.errors import FailureKind, JobFailure, ResourceStopped
 from resilient.core.base.loggers import apart, logger
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.foreign import contained
@@ -19,6 +19,7 @@ from resilient.wire.publishers.base import ConnectionLost, lost
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
 
+    from resilient.core.base.errors import Failure
     from resilient.core.events.message import Message
     from resilient.wire.publishers.base import Destination, Publisher
 
@@ -85,11 +86,15 @@ class Publishers:
                 publisher = self._open[name] = await _through(name, destination.connect())
         except TimeoutError:
             raise lost(f"{name} does not answer within {destination.timeout:g} s", "broker_down") from None
-        except (JobFailure, ResourceStopped):
+        except ResourceStopped:
             raise
-        except Exception as error:  # no event's own fault, and its circuit must open: each batch would try it anew
+        except Exception as error:  # no event's own fault, and a gate must close: each batch would try it anew
+            failure = error.failure if isinstance(error, JobFailure) else None
+            if failure is not None and _closes_a_gate(failure):
+                raise
             kind = type(error).__name__
-            raise lost(f"{name} cannot be connected to: {kind}: {error}", kind) from error
+            code = kind if failure is None or not failure.code else failure.code
+            raise lost(f"{name} cannot be connected to: {kind}: {error}", code) from error
         return publisher
 
     def _forget(self, name: str, publisher: Publisher) -> None:
@@ -110,6 +115,13 @@ class Publishers:
             self._close(name)
         if self._closing:
             await asyncio.gather(*self._closing)
+
+
+def _closes_a_gate(failure: Failure) -> bool:
+    """Whether all events wait for what it says: for a time, or for the destination's circuit."""
+    if failure.kind in (FailureKind.THROTTLED, FailureKind.QUOTA):
+        return True
+    return failure.kind is FailureKind.TRANSIENT and failure.counts_for_breaker is not False
 
 
 async def _through(name: str, work: Awaitable[T]) -> T:

@@ -112,6 +112,8 @@ class Flows:
         flights = []
         for flow in flows:
             self._follow(flow)
+            if flow.generation and not flow.flying and not flow.accepted:  # it was idle, and that is no pace
+                flow.since = self._monotonic()
             flow.flying += 1
             flights.append(Flight(flow, flow.generation, flow.flying))
         return tuple(flights)

@@ -68,12 +68,13 @@ class Accounts:
         with steps of it is not over, and then nothing is deleted.
         """
         if dry_run:
-            return Erased(checked(key), await self._walk(await self._name_of(key), dry_run=True), dry_run=True)
+            name = await self._name_of(checked(key), with_orphans=True)
+            return Erased(key, await self._walk(name, dry_run=True), dry_run=True)
         checked(key)
         caller = actor()
         who, why, via = who or caller.who, why or caller.why, via or caller.via
         async with self._audit.change(who, "erase", key, why=why, via=via) as outcome:
-            name = await self._name_of(key)
+            name = await self._name_of(key, with_orphans=True)
             await self._stop(name, timeout)
             rows = await self._walk(name, dry_run=False)
             outcome.update(rows)
@@ -99,12 +100,17 @@ class Accounts:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    async def _name_of(self, key: str) -> store.Name:
-        """Whose rows are meant. A token endpoint is one's own if no other account's details lead to the same host."""
+    async def _name_of(self, key: str, *, with_orphans: bool = False) -> store.Name:
+        """Whose rows are meant. A token endpoint is one's own if no other account's details lead to the same host.
+
+        ``with_orphans``: with those that no account's details lead to, as after an erasure that was broken off.
+        """
         provider = self._ground.providers.get(key.partition("/")[0])
         if provider is None or provider.oauth is None or not provider.oauth.at_tenants:
             return store.Name(key)
         own, others, after = set[str](), set[str](), ""
+        if with_orphans:  # first: whoever connects meanwhile is seen below
+            own.update(await self._db.read(None, store.endpoints_of, provider.name))
         while page := await self._db.read(
             None, connections.find_all, under=provider.name, state=None, after=after, limit=_PAGE
         ):

@@ -36,7 +36,7 @@ from resilient.store.jobs.filters import as_id
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self, Unpack
@@ -92,6 +92,7 @@ class BaseWorkflow:
         self._ground, self._session, self._resource_key, self._within = ground, session, resource_key, within
         self.name = name
         self.checked_later: list[UUID] | None = None  # of the completion it is written with
+        self.check: Callable[[Connection, Dialect], None] | None = None  # in its own transaction, before it is written
         self.id: UUID = uuid7()
         self.steps: list[Step[Any]] = []
         self._new: list[tuple[workflows.NewStep, JobRequest]] = []
@@ -259,6 +260,8 @@ class BaseWorkflow:
         ]
 
     def _write_all(self, c: Connection, d: Dialect) -> list[Enqueued]:
+        if self.check is not None:
+            self.check(c, d)
         self.checked_later = later = list["UUID"]()
         written = queue.write(c, d, self._write(c, d))
         for id_ in later:

@@ -360,6 +360,12 @@ class HandlerBackend(Branch):
         """The handler's transactions, if it has begun one."""
         return self._execution.work
 
+    def require_held(self, c: Connection, d: Dialect) -> None:
+        """See `job.JobBackend`."""
+        execution = self._execution
+        execution.require_running()
+        execution.require_held(leases.is_held(c, d, execution.id, execution.fence))
+
     # -- streams --------------------------------------------------------------------------------------------------
 
     def pages(self, stream: Stream[Any], params: dict[str, Any]) -> AsyncGenerator[Page[Any], None]:

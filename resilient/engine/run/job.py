@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import httpx
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from resilient.engine.jobs.workflows import Step
     from resilient.engine.run.stream_reader import Sweep
     from resilient.engine.sync import Page, Stream
+    from resilient.store.db.dialect import Dialect
     from resilient.wire.requests.call import AsyncCall, SyncCall
     from resilient.wire.requests.client import AsyncClient, Client
 
@@ -186,6 +188,9 @@ class JobBackend(Sender, Protocol):
     def work(self) -> Any:
         """The handler's transactions, if it has begun one; see `execution.Work`."""
 
+    def require_held(self, c: Connection, d: Dialect) -> None:
+        """Raises `LostLease`, in a transaction, if the job was given to another worker; it is held until the commit."""
+
     def pages(self, stream: Stream[Any], params: dict[str, Any]) -> AsyncGenerator[Page[Any], None]:
         """The pages of a stream."""
 
@@ -310,6 +315,8 @@ class BaseJob(Generic[P]):
         wf = kind(self.app.ground, name or self.kind, session or own_session, key, self.id)
         if own_session is not None and (session is None or session is own_session):
             wf.checked_later = work.workflows
+        elif session is None:  # no transaction of the job's holds its fence
+            wf.check = self._backend.require_held
         return wf
 
     @property

@@ -1,8 +1,9 @@
-"""Whether an execution still has its job, asked before what no fence can undo: a handler, a request, an event.
+"""The check that an execution still has its job before what no fence can undo: a handler, a request, an event.
 
-A process that was frozen, or cut off from its database, does not know that its leases are over: what it begins then has
-been begun by another one. So each execution knows until when its lease lasts (`Execution.held_until`), counted from
-before the statement that took or renewed it, and beyond that asks (`require_lease`).
+A process that was frozen, or cut off from its database, does not know that its leases have run out. Another worker may
+have its jobs, and it would do their work a second time. So each execution knows how long its lease lasts at least
+(`Execution.held_until`, counted from before the statement that took or renewed the lease). After that time
+`require_lease` renews the lease first.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from resilient.store.jobs import leases
 if TYPE_CHECKING:
     from resilient.engine.run.execution import Execution
 
-MOST_RENEWALS: Final = 3  # in a row, by one that is over as soon as it is taken
+MOST_RENEWALS: Final = 3  # in a row, of a lease that has run out again before anything began
 
 
 async def require_lease(execution: Execution) -> None:
-    """Renew its lease if that may be over. Raises `LostLease`, or `ResourceStopped` while nobody can tell."""
+    """Renew the lease if it may have run out.
+
+    Raises `LostLease` if another worker has the job, and `ResourceStopped` while the database cannot say who has it.
+    """
     execution.require_running()
     run, lease = execution.context.ground.database.transaction, timedelta(seconds=execution.lease)
     keep = partial(run, leases.keep_if_held, execution.id, execution.fence, lease)
-    for _ in range(MOST_RENEWALS):  # it may stand still in between, too
+    for _ in range(MOST_RENEWALS):  # the process may be frozen between two of these lines, too
         if not execution.is_unsure:
             return
         began = leases.clock()

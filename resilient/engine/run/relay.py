@@ -7,18 +7,29 @@ limits hold it without a charge, errors are retried by its policy, what is refus
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextvars import copy_context
 from dataclasses import dataclass
+from socket import gaierror
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from resilient.core.base import resource_key
-from resilient.core.base.errors import FailureKind, Permanent, ResourceStopped, SetupError
+from resilient.core.base.errors import (
+    FailureKind,
+    JobFailure,
+    Permanent,
+    ResilientError,
+    ResourceStopped,
+    SetupError,
+    chain,
+)
 from resilient.core.base.tracing import TRACEPARENT, TRACESTATE
 from resilient.core.events.message import RESOURCE, Message, decode
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.kinds import Handler
 from resilient.engine.run.job import backend_of
-from resilient.wire.publishers.base import Unsendable, destination, lost
+from resilient.store.db import trouble
+from resilient.wire.publishers.base import ConnectionLost, Unsendable, destination, lost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
     from resilient.wire.publishers.base import Destination, Publisher
 
 IN_FLIGHT: Final = 100  # events of a batch that wait for their confirms at once
+# Of an `OSError` without a class of its own; asyncio gives no number where several addresses refuse.
+_AWAY_TOO: Final = frozenset({None, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 AWAY: Final = 5  # signs in a row that the destination is away, after which the rest of a batch is not tried
 _SLACK: Final = 30.0  # seconds of a batch beyond its destination's own timeouts: for opening the connection
 
@@ -152,7 +165,7 @@ class _Delivery:
         except Exception as error:  # noqa: BLE001 - whatever was raised, this event ends with it
             failure = _count(job, self._name, error)
             charge = _repeatable(error, failure)
-            if _is_away(failure):
+            if isinstance(charge, ConnectionLost) or _is_away(failure):
                 charge = self._strike(charge)
             elif _is_answer(error, failure):
                 self._note_answer()
@@ -226,13 +239,24 @@ def _is_answer(error: Exception, failure: Failure | None) -> bool:
     return failure is not None and failure.kind is not FailureKind.BUG and not isinstance(error, Unsendable)
 
 
+def _is_cut(error: Exception) -> bool:
+    """Whether a connection of the program's function was lost, or refused, that no HTTP client speaks for."""
+    every = list(chain(error))
+    if any(isinstance(one, ResilientError) or trouble.is_of_database(one) for one in every):
+        return False  # a `Snooze`, say, which the function made of it
+    bare = (one.errno for one in every if type(one) is OSError)  # a file's may be this one event's fault
+    return any(isinstance(one, (ConnectionError, gaierror)) for one in every) or not _AWAY_TOO.isdisjoint(bare)
+
+
 def _repeatable(error: Exception, failure: Failure | None) -> Exception:
-    """The same error, for an event: one whose confirm was lost is sent again, and not in doubt."""
-    if failure is None or failure.kind is not FailureKind.AMBIGUOUS:
+    """The same error, for an event: one whose confirm was lost is sent again, and a lost connection is no mistake."""
+    if failure is None or not (
+        failure.kind is FailureKind.AMBIGUOUS or (failure.kind is FailureKind.BUG and _is_cut(error))
+    ):
         return error
-    again = lost(str(error), failure.code or "no_confirm")
-    again.__cause__ = error
-    return again
+    text = str(error) if isinstance(error, JobFailure) else f"{type(error).__name__}: {error}"
+    # Not from the error: what is in doubt anywhere in a chain decides what all of it means.
+    return lost(text, failure.code or "no_confirm").with_traceback(error.__traceback__)
 
 
 def message_of(job: Job[str]) -> Message:

@@ -128,7 +128,11 @@ def _undone_with_block(execution: Execution, work: Work) -> Iterator[None]:
 
 
 async def _open(execution: Execution, work: Work) -> Any:
-    if work.opened is None:
+    """The session of the transaction that outlives its block; only an atomic one is entered by several blocks.
+
+    A staged block within another would end the other's transaction with its own, and the job without their rows.
+    """
+    if work.opened is None or not _is_atomic(execution):
         async with AsyncExitStack() as stack:
             work.opened = await stack.enter_async_context(_begun(execution))
             work.stack = stack.pop_all()

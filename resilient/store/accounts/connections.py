@@ -22,7 +22,7 @@ from resilient.store.gates import controls as gates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from uuid import UUID
 
     from sqlalchemy import Connection
@@ -186,27 +186,43 @@ def expect(c: Connection, d: Dialect, id_: str, key: str, secrets: str, until: d
     d.run(c, f"DELETE FROM {{authorization}} WHERE id {oldest}", values)
 
 
-def arrived(c: Connection, d: Dialect, id_: str) -> tuple[str, str, bool] | None:
-    """Use up an expected return: (resource key, secrets, whether it came in time)."""
+def arrived(c: Connection, d: Dialect, id_: str, lasts: timedelta) -> tuple[str, str, bool] | None:
+    """Use up an expected return: (resource key, secrets, whether it came in time).
+
+    Its row stays without secrets, for ``lasts``, until its account is connected: see `end_return`.
+    """
     row = d.run(
         c,
-        "DELETE FROM {authorization} WHERE id = :id RETURNING resource_key, secrets, expires_at",
+        "SELECT resource_key, secrets, expires_at FROM {authorization} WHERE id = :id AND secrets <> '' {row_lock}",
         {"id": id_},
         expires_at=TIME,
     ).first()
-    return None if row is None else (row[0], row[1], row[2] >= d.now(c))
+    if row is None:
+        return None
+    now = d.now(c)
+    values = {"id": id_, "until": now + lasts}
+    d.run(c, "UPDATE {authorization} SET secrets = '', expires_at = :until WHERE id = :id", values)
+    return row[0], row[1], row[2] >= now
+
+
+def end_return(c: Connection, d: Dialect, id_: str) -> bool:
+    """Delete the row of a return that has arrived; False if it is gone, as after an erasure of its account."""
+    return d.run(c, "DELETE FROM {authorization} WHERE id = :id AND secrets = ''", {"id": id_}).rowcount > 0
 
 
 # -- accounts without usable credentials -------------------------------------------------------------------------------
 
 
 def shut_unconnected(c: Connection, d: Dialect, key: str, *, tell: bool) -> bool:
-    """Shut the gate of an account without a connection; False if it has one by now. ``tell``: write the alert, too."""
+    """Shut the gate of an account without a connection; False if it has one by now, or another job has shut it.
+
+    ``tell``: write the alert, too.
+    """
     before = gates.lock_auth(c, d, key)
-    if find(c, d, key) is not None:
+    if before == NOT_CONNECTED or find(c, d, key) is not None:
         return False
     gates.set_auth(c, d, key, NOT_CONNECTED)
-    if tell and before != NOT_CONNECTED:
+    if tell:
         alerts.record(c, d, [of_credentials(key, NOT_CONNECTED, d.now(c))], d.now(c), lasting=True)
     return True
 

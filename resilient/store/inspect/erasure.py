@@ -39,9 +39,10 @@ BATCH: Final = 500  # rows deleted in one transaction
 REASON: Final = "it is being erased"
 SECRET: Final = {"grant": ("secrets",), "authorization": ("secrets", "id"), "connection": ("seal",)}  # never exported
 WINDOWS: Final = ("job", "attempt", "step")
-# In this order: no death of a grant is told to an account without a connection, and no look finds a gate without a row.
+# In this order: no consent connects an account once its row is deleted, no death of a grant is told to one without a
+# connection, and no look finds a gate without a row.
 OTHERS: Final = (
-    "connection", "order", "cursor", "rate_limit", "schedule_account", "authorization", "inbox", "inbox_key", "turn",
+    "authorization", "connection", "order", "cursor", "rate_limit", "schedule_account", "inbox", "inbox_key", "turn",
     "resource", "alert",
 )  # fmt: skip
 _OUTBOX: Final = f"(resource_key > '{RESOURCE}/' AND resource_key < '{RESOURCE}0')"  # '0' follows '/'
@@ -167,6 +168,14 @@ def obstacles(c: Connection, d: Dialect, name: Name) -> tuple[list[UUID], list[U
         id=ID,
     )
     return [row[0] for row in running], [row[0] for row in open_]
+
+
+def endpoints_of(c: Connection, d: Dialect, provider: str) -> list[str]:
+    """The token endpoints at hosts of a provider's accounts that something is stored of."""
+    params = {"low": f"{provider}:token@", "high": f"{provider}:tokenA"}  # 'A' follows '@'
+    places = (("resource", "key"), ("rate_limit", "resource_key"), ("alert", "subject"))
+    query = " UNION ".join(f"SELECT {name} FROM {{{t}}} WHERE {name} > :low AND {name} < :high" for t, name in places)
+    return list(d.run(c, query, params).scalars())
 
 
 # -- erasing -----------------------------------------------------------------------------------------------------------
@@ -302,6 +311,8 @@ def others(c: Connection, d: Dialect, name: Name, table: str, *, dry_run: bool) 
         return Counter({table: _count(c, d, table, where, params)}), False
     if table == "resource":
         return _resources(c, d, name)
+    if table == "authorization":  # few; what is written at this moment is waited for
+        return Counter({table: _delete(c, d, table, where, params)}), False
     if table == "order":  # a key with a head has a job that was enqueued meanwhile
         where += " AND head_id IS NULL"
     if table == "turn":

@@ -39,7 +39,6 @@ from resilient.store.jobs.columns import AT_THE_END
 from resilient.store.jobs.dependencies import Ends, release_followers, wait_again
 from resilient.store.jobs.filters import JOB, JobFilter
 from resilient.store.jobs.finishing import note_decision
-from resilient.store.jobs.insert import note_replaced
 from resilient.store.jobs.queries import ATTEMPT, picked, readable_columns
 
 if TYPE_CHECKING:
@@ -331,7 +330,9 @@ class Edit:
             values |= {"payload": self.payload, "payload_version": self.payload_version}
         if self.new_operation:
             values |= {"idempotency_key": next_key(), "sent": None}
-            note_replaced(c, d, [row.id for row in rows if row.followed and _is_in_doubt(row)])
+            # A row of its own: that of the execution in doubt may have been pruned.
+            if ids := [row.id for row in rows if row.followed and _is_in_doubt(row)]:
+                note_decision(c, d, ids, "replaced", now)
         write_all(c, d, rows, version=JOB.c.version + 1, updated_at=now, **values)
         if self.undo_payload is not None and (steps := [row.id for row in rows if row.followed]):
             for kind, ids in workflows.undos_of(c, d, steps).items():

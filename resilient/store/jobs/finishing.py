@@ -287,7 +287,7 @@ _TRANSITION_FIELDS: Final = {
 }
 # The alternatives: the prefix of their fields, when they apply, and which fields may differ (`test_decide.py`).
 _INSTEAD: Final = (
-    ("cancelled_", _CANCELLED, [n for n in _TRANSITION_FIELDS if n not in {"clear_error", "fresh_key", "unbegun"}]),
+    ("cancelled_", _CANCELLED, [n for n in _TRANSITION_FIELDS if n not in {"clear_error", "unbegun"}]),
     ("again_", _ONCE_MORE, ["state", "run_at", "attempts", "rescues", "fresh_key", "clear_sent", "over"]),
 )
 _FINISH_FIELDS: Final = (
@@ -471,7 +471,9 @@ def _expired(job: ExpiredJob, error: str, now: datetime) -> Transition:
         JobState.DEAD, "expired", attempts=job.attempts, deferrals=job.deferrals, rescues=job.rescues, error=error,
         error_kind=FailureKind.EXPIRED,
     )  # fmt: skip
-    facts = JobFacts(sent=marks.in_doubt(job.sent, now), safe_until=marks.safe_until(job.sent))
+    facts = JobFacts(
+        rescues=job.rescues, sent=marks.in_doubt(job.sent, now), safe_until=marks.safe_until(job.sent)
+    )  # fmt: skip
     return (once_more(facts, step, now) or step) if job.once_more else step
 
 

@@ -221,19 +221,10 @@ def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, n
     where = "id = :id AND version = :held AND state IN ('scheduled', 'ready', 'blocked')"
     if not ready.update(c, d, sets, " WHERE " + where, params):
         return False
-    if old.executions:
-        note_replaced(c, d, [old.id])
+    if old.executions:  # what follows is no further try of that execution
+        which = {"id": d.id(old.id), "execution": old.executions}
+        d.run(c, "UPDATE {attempt} SET decision = 'replaced' WHERE job_id = :id AND execution = :execution", which)
     return True
-
-
-def note_replaced(c: Connection, d: Dialect, ids: Sequence[UUID]) -> None:
-    """Note in the history of these jobs, which are locked, that what follows is no further try of the last one."""
-    d.run(
-        c,
-        f"UPDATE {{attempt}} SET decision = 'replaced' WHERE job_id {d.among('ids', 'uuid')}"
-        " AND execution = (SELECT j.executions FROM {job} j WHERE j.id = {attempt}.job_id)",
-        {"ids": d.pack_ids(ids)},
-    )
 
 
 _WISHED: Final = (

@@ -66,9 +66,10 @@ def dashboard(
 
     with logs.last_words(log):
         shards = None if run.app_name is None else run.shards("a dashboard")
+        app = None if shards else run.app
         try:
-            if shards is None:
-                run.app.ready_sync()
+            if app is not None:
+                app.ready_sync()
         except (DatabaseUnreachable, SetupError) as error:  # the pages say so too, and work once it is mended
             run.out.remark(f"warning: {error}")
         serve(shards or run.app, port, say, read_only=read_only)

@@ -95,7 +95,7 @@ class Destination:
         """Raise `MissingExtra` if a library is missing; called when a worker that publishes here is made."""
 
     async def connect(self) -> Publisher:
-        """Open a connection; raises `lost(...)`."""
+        """Open a connection; raises `lost(...)`. Whatever else it raises means the same, but for a throttle."""
         raise NotImplementedError
 
 

@@ -1,11 +1,11 @@
-"""How much memory the bodies of answers take in this process at once, and which account may have more of it.
+"""How much memory the bodies of answers take in this process at once, and which account may take more of it.
 
-An answer's first MiB is free: small ones cost nothing here and are never refused. What is more is drawn from one
-budget, step by step as it is decoded, and given back when nobody has the answer any more. An account may hold as much
-as is left free beside it: the first gets half of the budget at most, the next half of the rest. So no account can use
-up what others need; a dozen of one tenant's can, and then large answers of others are refused, and small ones never.
+The first MiB of an answer is free, so a small answer is never refused. The bytes beyond it are drawn from one budget,
+step by step as they are decoded, and are given back when the last reference to the answer is gone. An account may hold
+at most as much as stays free: the first account gets half of the budget, the second half of the rest. So no single
+account can use the budget up. A dozen accounts of one tenant can; then large answers of other tenants are refused.
 
-Nobody waits for room: who waits holds a connection and a part of the budget, and two such would wait for each other.
+No request waits for room: it would keep its connection and its part of the budget, and two could wait for each other.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import threading
 from collections import Counter, deque
 from typing import Final
 
-FREE: Final = 1024 * 1024  # bytes of each answer that nobody counts
-STEP: Final = 1024 * 1024  # bytes that are drawn at once
+FREE: Final = 1024 * 1024  # bytes of each answer that are not counted
+STEP: Final = 1024 * 1024  # bytes of one draw
 
 
 class Holds:
-    """What each account holds of one process's budget, in bytes; for all its pools, loops and threads."""
+    """The bytes that each account holds of one process's budget, over all pools, event loops and threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Holds:
         self._returns: deque[tuple[str, int]] = deque()
 
     def draw(self, account: str, count: int, most: int) -> bool:
-        """Take ``count`` bytes of a budget of ``most``; False, and none is taken, if the account may not have them."""
+        """Take ``count`` bytes of a budget of ``most`` bytes; False if the account may not have them: it gets none."""
         with self._lock:
             self._settle()
             if self._by_account[account] + count > most - self._total - count:
@@ -38,11 +38,11 @@ class Holds:
             return True
 
     def give_back(self, account: str, count: int) -> None:
-        """Give ``count`` bytes back. The collector calls it too, within any line of any thread, so it takes no lock."""
+        """Give ``count`` bytes back. The garbage collector may call it anywhere in any thread, so it takes no lock."""
         self._returns.append((account, count))
 
     def total(self) -> int:
-        """The bytes that are held."""
+        """The bytes that all accounts hold together."""
         with self._lock:
             self._settle()
             return self._total
@@ -60,16 +60,19 @@ HOLDS: Final = Holds()
 
 
 class Hold:
-    """What one answer holds beyond its free part; it ends with its last reference. ``account``: a resource key."""
+    """The bytes that one answer holds beyond its free part, until its last reference is gone.
 
-    __slots__ = ("_account", "_count", "_most")
+    ``account``: its resource key; ``most``: the budget of the process, in bytes.
+    """
+
+    __slots__ = ("_account", "_budget", "_count")
 
     def __init__(self, account: str, most: int) -> None:
-        self._account, self._most, self._count = account, most, 0
+        self._account, self._budget, self._count = account, most, 0
 
     def grow(self, count: int) -> bool:
-        """Take ``count`` bytes more; False if there is no room for them."""
-        if not HOLDS.draw(self._account, count, self._most):
+        """Take ``count`` more bytes; False if there is no room for them."""
+        if not HOLDS.draw(self._account, count, self._budget):
             return False
         self._count += count
         return True
@@ -81,6 +84,6 @@ class Hold:
     def explanation(self, remedies: str) -> str:
         """Why there is no room; ``remedies``: what to do about it."""
         return (
-            f"no room for the answer's body: of the {self._most:,} bytes that this process has for large ones,"
+            f"no room for the answer's body: of the {self._budget:,} bytes that this process has for large ones,"
             f" {self._account} holds as much as is left free: {remedies}"
         )
