@@ -139,9 +139,9 @@ def test_who_lost_too_many_workers_is_dead_and_may_be_enqueued_again():
     dead = step(LOST, retry=Retry(max_rescues=2))
     text = "w was lost; 2 workers were lost while they ran it"
     assert dead._replace(if_once_more=None) == whole(DEAD, "dead", rescues=2, error=text, kind="lost_worker")
-    again = whole(READY, "dead", attempts=0, rescues=0, run_at=in_(0), error=text, kind="lost_worker", fresh_key=True,
+    again = whole(READY, "dead", attempts=0, rescues=1, run_at=in_(0), error=text, kind="lost_worker", fresh_key=True,
                   clear_sent=True)  # fmt: skip
-    assert dead.if_once_more == again
+    assert dead.if_once_more == again  # and can be told from a finish of the lost worker's
     assert step(LOST, retry=Retry(max_rescues=3)).state == READY
 
 

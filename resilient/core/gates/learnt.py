@@ -260,7 +260,8 @@ def throttled(
     if first or _is_alone(s, r):
         elapsed = min(elapsed, r.seconds)
     event = _Event(
-        wait=r.wait, accepted=max(1, s.accepted + r.accepted), elapsed=max(elapsed, 0.001), mean=_mean(s, r, now),
+        wait=r.wait, accepted=max(1, s.accepted + r.accepted), elapsed=max(elapsed, 0.001),
+        mean=r.accepted / max(1.0, r.seconds) if first else _mean(s, r, now),
         drain=None if first else _drain(s, r, now), peak=r.peak, now=now,
     )  # fmt: skip
     after = _learnt(s, event, now, slots=slots)
