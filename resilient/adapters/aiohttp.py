@@ -30,8 +30,8 @@ from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, Permanent
 from resilient.engine.run.job import Requests
 from resilient.wire.requests.answer import no_room
+from resilient.wire.requests.body_budget import FREE, STEP
 from resilient.wire.requests.flow import BARE
-from resilient.wire.requests.holds import FREE, STEP
 from resilient.wire.requests.streams import has_ended, is_readable
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
 
+    from resilient.wire.requests.body_budget import Reservation
     from resilient.wire.requests.call import AsyncCall
-    from resilient.wire.requests.holds import Hold
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=30.0)
 _CLIENT_ERROR: Final = 400
@@ -83,7 +83,7 @@ def _keep(made: aiohttp.ClientSession, own: Middleware) -> None:
 class Response(aiohttp.ClientResponse):
     """An answer whose `read` keeps to the bounds; its ``content`` is aiohttp's stream, without bounds."""
 
-    hold: Hold | None = None  # room for its body; None for an answer to no request of the job's
+    reservation: Reservation | None = None  # room for its body; None for an answer to no request of the job's
     repeatable = False  # its request may be sent again without a second effect
 
     async def read(self) -> bytes:
@@ -166,7 +166,7 @@ class Middleware:
             response = await handler(request)
             response._request_info = own  # noqa: SLF001 - without our credentials: the text of an error shows it
             if isinstance(response, Response):
-                response.hold, response.repeatable = call.hold(), call.repeatable
+                response.reservation, response.repeatable = call.make_reservation(), call.repeatable
             call.report(response.status, list(response.headers.items()), await _look(response, call))
         return call, response
 
@@ -269,7 +269,7 @@ async def _whole(response: Response) -> bytes:
                     room += _widen(response, room)
     except BaseException:  # its frames would keep it
         body.clear()
-        response.hold = None
+        response.reservation = None
         raise
     return bytes(body)
 
@@ -279,8 +279,8 @@ def _widen(response: Response, room: int) -> int:
     step = min(STEP, ANSWER_BODY.value - room)
     if step <= 0:
         raise AnswerTooLarge(response.status)
-    if response.hold is not None and not response.hold.grow(step):
-        raise NoRoomForAnswer(response.hold.explanation(_REMEDIES), repeatable=response.repeatable)
+    if response.reservation is not None and not response.reservation.grow(step):
+        raise NoRoomForAnswer(response.reservation.explanation(_REMEDIES), repeatable=response.repeatable)
     return step
 
 

@@ -6,7 +6,8 @@ its answer. Credentials refused once are refreshed, and the request is repeated 
 SDK raises is read by what lies beneath it, so a handler need not catch it. Leave the SDK's own retries off: longer
 waits are the job's.
 
-An adapter that is mounted on the session (for certificates, say) carries the job's requests as ours does.
+An adapter that is mounted on the session (for certificates, say) carries the job's requests as ours does. Retries of
+its own are turned off: they would send into a provider's pause, and repeat a request blindly.
 
 No proxies, no ``.netrc``: what the environment says is not taken over, as with ``job.client``.
 """
@@ -27,6 +28,7 @@ try:
     from requests.adapters import BaseAdapter, HTTPAdapter
     from requests.structures import CaseInsensitiveDict
     from urllib3.exceptions import ConnectTimeoutError, ProtocolError, ReadTimeoutError
+    from urllib3.util.retry import Retry
 except ModuleNotFoundError as error:
     raise MissingExtra("sessions of requests need it: pip install 'resilient-engine[requests]'") from error
 
@@ -79,7 +81,7 @@ class Session(requests.Session):
     def mount(self, prefix: str | bytes, adapter: BaseAdapter) -> None:
         """An adapter of the caller's own (its certificates, its pool) carries requests of the job, as ours does."""
         if _carries_http(prefix) and not isinstance(adapter, JobAdapter):
-            adapter = JobAdapter(self._job, _on_lines(adapter), owned=True)
+            adapter = JobAdapter(self._job, _on_lines(_without_retries(adapter)), owned=True)
         super().mount(prefix, adapter)
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
@@ -243,11 +245,12 @@ def _read(response: requests.Response, largest: int, seconds: float, call: SyncC
 
 def _room(response: requests.Response, call: SyncCall) -> Callable[[int], None]:
     """What takes room for more of the body, as long as the response is there. It raises `NoRoomForAnswer`."""
-    response._hold = hold = call.hold()  # type: ignore[attr-defined]  # noqa: SLF001 - so that it ends with it
+    reservation = call.make_reservation()
+    response._reservation = reservation  # type: ignore[attr-defined]  # noqa: SLF001 - so that it ends with the answer
 
     def draw(count: int) -> None:
-        if not hold.grow(count):
-            raise NoRoomForAnswer(response, hold.explanation(_REMEDIES), repeatable=call.repeatable)
+        if not reservation.grow(count):
+            raise NoRoomForAnswer(response, reservation.explanation(_REMEDIES), repeatable=call.repeatable)
 
     return draw
 
@@ -287,6 +290,12 @@ def _carries_http(prefix: str | bytes) -> bool:
     """Whether an adapter mounted at this prefix is that of an http or https address; at "" it is that of all."""
     scheme = (prefix.decode() if isinstance(prefix, bytes) else prefix).lower()
     return scheme.startswith("http") or "http".startswith(scheme)
+
+
+def _without_retries(adapter: BaseAdapter) -> BaseAdapter:
+    if isinstance(adapter, HTTPAdapter):
+        adapter.max_retries = Retry(0, read=False)  # as requests has it
+    return adapter
 
 
 def _origin(request: requests.PreparedRequest) -> str:

@@ -97,7 +97,7 @@ class Alerts:
         resource = transition.resource_key or row.resource_key
         if (codes := self._codes.get((name, row.kind))) is None:
             codes = self._codes[name, row.kind] = Codes()
-        code, whose = codes.sort(
+        code, whose = codes.classify(
             alerts.code_of(transition.error_code), account(resource), self._ground.now(), self.config.span("quiet")
         )
         key = (name, row.kind, transition.error_kind, code, whose)
@@ -225,7 +225,7 @@ class Alerts:
         try:
             async with asyncio.timeout(CLOSING):
                 if self._flushing is not None and self._loop is asyncio.get_running_loop():
-                    await self._flushing
+                    await asyncio.gather(self._flushing, return_exceptions=True)  # cancelled, perhaps
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - the end of the process
             log.warning("%d alerts were not told (%s)", len(self._pending), type(error).__name__)

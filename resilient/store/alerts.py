@@ -41,7 +41,6 @@ _TYPES: Final[dict[str, Any]] = {
     "last_at": TIME, "told_at": TIME, "resolved_at": TIME,
 }  # fmt: skip
 TELL_LIMIT: Final = 2_000
-AUDITED: Final = 200  # the latest changes in which an erasure is looked for
 _DAY: Final = timedelta(days=1)
 
 
@@ -79,15 +78,14 @@ def record(c: Connection, d: Dialect, findings: Iterable[Finding], now: datetime
 def erased(c: Connection, d: Dialect, since: datetime, now: datetime) -> list[str]:
     """The accounts that are being erased, or whose erasure began after a time: nothing is to be written of them.
 
-    Of the audit, which has no index by time, the latest rows are read; an erasure of which nobody knows how it ended is
-    believed to go on for a day. One that failed counts as none: it is refused, or to be done again.
+    An erasure of which nobody knows how it ended is believed to go on for a day. One that failed counts as none: it is
+    refused, or to be done again.
     """
     rows = d.run(
         c,
-        "SELECT subject, outcome FROM"
-        " (SELECT subject, action, at, outcome FROM {audit} ORDER BY id DESC LIMIT :limit) AS latest"
-        " WHERE action = 'erase' AND (at > :since OR (at > :day_ago AND outcome IS NULL))",
-        {"limit": AUDITED, "since": since, "day_ago": now - _DAY},
+        "SELECT subject, outcome FROM {audit} WHERE action = 'erase' AND at > :oldest"
+        " AND (at > :since OR outcome IS NULL)",
+        {"since": since, "oldest": min(since, now - _DAY)},
         subject=None,
         outcome=JSON,
     )

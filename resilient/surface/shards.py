@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from resilient.engine.app.app import Resilient
 from resilient.engine.ground.encoder import Item
 from resilient.engine.ground.garbage import rare_collections
 from resilient.engine.ground.providers import caps_of, limits_of
-from resilient.engine.ground.signals import SignalCount
+from resilient.engine.ground.signals import SignalCount, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 log = logger("app")
-_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _PORT: Final = 5432
 
 
@@ -320,10 +318,10 @@ class ShardWorkers:
         self._signals = SignalCount()
 
     async def run(self, *, signals: bool = True) -> None:
-        """Work until `stop` (or SIGTERM, SIGINT); a second signal hands back what runs. See `Worker.run`."""
+        """Work until `stop` (or one of `stop_signals`); a second signal hands back what runs. See `Worker.run`."""
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
-            for number in _STOPS if signals else ():
+            for number in stop_signals() if signals else ():
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # as in `Worker`
                     loop.add_signal_handler(number, self._signalled)
                     stack.callback(loop.remove_signal_handler, number)

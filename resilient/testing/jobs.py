@@ -20,7 +20,7 @@ from resilient.engine.ground.encoder import Enqueued
 from resilient.engine.ground.sessions import Transactions
 from resilient.engine.jobs.workflows import results_of
 from resilient.engine.run.job import BaseJob, Batch, Job, SyncBatch, SyncJob, backend_of
-from resilient.wire.requests.holds import Hold
+from resilient.wire.requests.body_budget import Reservation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -174,9 +174,9 @@ class FakeCall(AbstractAsyncContextManager["FakeCall"], AbstractContextManager["
     renewed: bool = False
     repeatable: bool = False
 
-    def hold(self) -> Hold:
+    def make_reservation(self) -> Reservation:
         """Room for the body of its answer, as a job's."""
-        return Hold("test/account", ANSWER_BODIES.value)
+        return Reservation("test/account", ANSWER_BODIES.value)
 
     def report(self, status: int, headers: Any = (), body: Any = None) -> None:
         """Remember what came back."""

@@ -17,7 +17,7 @@ from resilient.adapters import aiohttp as over_aiohttp
 from resilient.adapters import requests as over_requests
 from resilient.core.base import bounds
 from resilient.testing import job, sync_job
-from resilient.wire.requests.holds import HOLDS, Hold
+from resilient.wire.requests.body_budget import BODY_BUDGET, Reservation
 from tests.helpers import LIMIT, bomb
 
 MIB = 1024 * 1024
@@ -225,10 +225,10 @@ async def test_a_body_is_whole_if_its_connection_or_its_length_says_so(certifica
 @pytest.fixture
 def full():
     """The account of `job(None)` holds all that it may."""
-    hold = Hold("test/account", bounds.ANSWER_BODIES.value)
-    assert hold.grow(bounds.ANSWER_BODIES.value // 2)
+    reservation = Reservation("test/account", bounds.ANSWER_BODIES.value)
+    assert reservation.grow(bounds.ANSWER_BODIES.value // 2)
     yield
-    del hold
+    del reservation
 
 
 def test_requests_refuses_a_large_body_that_has_no_room(full):
@@ -246,14 +246,14 @@ async def test_aiohttp_refuses_a_large_body_that_has_no_room(full):
 
 
 async def test_a_large_body_gives_its_room_back():
-    before = HOLDS.total()
+    before = BODY_BUDGET.total()
     with answering(bomb(3, 1), "gzip") as url, over_requests.session(sync_job(None)) as s:
         answer = s.get(url)
-        assert (len(answer.content), HOLDS.total() - before) == (3 * MIB, 2 * MIB)
+        assert (len(answer.content), BODY_BUDGET.total() - before) == (3 * MIB, 2 * MIB)
     del answer
     with answering(bomb(3, 1), "gzip") as url:
         async with over_aiohttp.session(job(None)) as s, s.get(url) as answer:
-            assert (len(await answer.read()), HOLDS.total() - before) == (3 * MIB, 2 * MIB)
+            assert (len(await answer.read()), BODY_BUDGET.total() - before) == (3 * MIB, 2 * MIB)
         del answer
     gc.collect()
-    assert HOLDS.total() == before
+    assert BODY_BUDGET.total() == before

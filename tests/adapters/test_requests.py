@@ -5,6 +5,7 @@ import copy
 import pytest
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry as UrllibRetry
 
 from resilient import FailureKind, Job, Retry, SyncJob, handler
 from resilient.adapters.requests import Session, session
@@ -240,6 +241,21 @@ async def test_an_adapter_that_is_mounted_carries_the_jobs_requests(run, fake):
     assert {(one.account, bool(one.idempotency_key)) for one in fake.log.api} == {("one", True)}
     assert len(fake.performed) == 4
     assert closed
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retries_of_an_adapter_that_is_mounted_are_off(run, fake, status):
+    """They would send into the provider's pause, and end a job that has to wait as one in doubt."""
+    fake.fail_next(Reply(status, headers={"retry-after": "1"}), times=4)
+    often = UrllibRetry(total=3, status_forcelist=[429, 503], allowed_methods=None)
+
+    def use(s):
+        s.mount("http://", HTTPAdapter(max_retries=often))
+        s.post(f"{fake.url}/charges", json={}).raise_for_status()
+
+    job = await run(plain(use))
+    assert [one.status for one in fake.log.api] == [status]
+    assert (job.attempts, "unknown outcome" in job.last_error) == (int(status == 503), False)
 
 
 async def test_what_an_auth_sends_again_is_a_call_of_the_job(run, fake, stranger):

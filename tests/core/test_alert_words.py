@@ -114,12 +114,12 @@ class TestWords:
             over = notice("resolved", info(finding), NOON).text
             assert over.startswith(f"resolved after 1 h: {finding.subject}: ")
 
-    def test_what_no_look_finds_any_more_is_said_so(self):
+    def test_what_no_look_finds_any_more_says_when_one_last_did(self):
         for finding in every_finding():
             young = notice("new", info(finding), NOON + timedelta(seconds=90)).text
             old = notice("new", info(finding), NOON + timedelta(seconds=91)).text
             assert "not found" not in young
-            assert old.endswith(" (not found any more since 12:00:00 UTC)") is (finding.name in alerts.CONDITIONS)
+            assert old.endswith(" (last found at 12:00:00 UTC)") is (finding.name in alerts.CONDITIONS)
 
     @pytest.mark.parametrize(
         ("finding", "text"),

@@ -20,8 +20,8 @@ GRANT, OPEN, APPLICATION = Verdict.GRANT, Verdict.OPEN, Verdict.APPLICATION
         ({"explicit": True}, OPEN),
         ({"explicit": True, "witness": True}, APPLICATION),
         ({"explicit": False, "witness": True}, APPLICATION),
-        ({"explicit": True, "others": 9, "tenants": True}, GRANT),  # the customer's own server says anything
-        ({"explicit": True, "others": 9, "lately": True}, GRANT),  # it was taken a moment ago
+        ({"explicit": True, "others": 9, "tenant_owned": True}, GRANT),  # the customer's own server says anything
+        ({"explicit": True, "others": 9, "accepted_lately": True}, GRANT),  # it was taken a moment ago
         ({"explicit": True, "others": 9, "credible": False}, GRANT),  # it never worked, others did
     ],
 )
@@ -31,7 +31,7 @@ def test_whom_it_is_about(facts, verdict):
 
 @given(st.booleans(), st.integers(0, 1000), st.booleans(), st.booleans())
 def test_without_a_witness_no_number_of_refusals_is_enough(explicit, others, credible, lately):
-    said = Refusal(explicit=explicit, others=others, credible=credible, lately=lately)
+    said = Refusal(explicit=explicit, others=others, credible=credible, accepted_lately=lately)
     assert judge(said) is not APPLICATION
 
 

@@ -9,7 +9,7 @@ DAY = timedelta(days=1)
 
 
 def sort(codes, code, account="a/1", *, at=NOON):
-    return codes.sort(code, account, at, DAY)
+    return codes.classify(code, account, at, DAY)
 
 
 def test_an_account_brings_one_code_that_all_share():

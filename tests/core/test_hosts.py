@@ -182,6 +182,12 @@ def test_no_character_of_a_user_or_a_password_lets_the_rest_of_it_be_seen(login)
         ("https://u:canary/w@h/x@y", "https://…"),
         ("https://h:8080/users/@me?x=1", "https://h:8080/users/@me?x=…"),
         ("https://[::1]:8080/users/@me", "https://[::1]:8080/users/@me"),
+        ("sqlite:////data/b@c/app.db", "sqlite:////data/b@c/app.db"),  # a path: nobody logs in there
+        ("sqlite+pysqlite:///data/b@c/app.db?key=canary", "sqlite+pysqlite:///data/b@c/app.db?key=…"),
+        ("nats://h1:4222,nats://u:canary@h2:4222", "nats://h1:4222,nats://h2:4222"),
+        ("nats://u:canary@h1:4222,nats://u:canary@h2:4222", "nats://h1:4222,nats://h2:4222"),
+        ("nats://u:canary,nats://canary@h", "nats://h"),
+        ("//u:canary@h/x?key=canary", "//h/x?key=…"),
         ("at https://h/a@b, postgresql://u:canary@w?x@h", "at https://h/a@b, postgresql://…"),
     ],
 )

@@ -46,10 +46,54 @@ def test_addresses_show_no_users_and_no_values(text, shown):
         ("{'api_key': 'a b c', 'x': 1}", "{'api_key': [hidden], 'x': 1}"),
         ('"client_secret": "a b c"', '"client_secret": [hidden]'),
         ("password: wrong", "password: wrong"),
+        (r"password='a\'canary b' host=x", f"password={MASK} host=x"),
+        (r'{"password": "a\"canary b", "a": 1}', f'{{"password": {MASK}, "a": 1}}'),
+        ("password='canary\\", f"password={MASK}"),
+        ("UID=u;PWD=canary with blanks;Server=h", f"UID=u;PWD={MASK};Server=h"),
+        ("PWD={canary with blanks};Server=h", f"PWD={MASK};Server=h"),
+        (
+            "DB_PASSWORD=canary PGPASSWORD=canary x-api-key=canary",
+            f"DB_PASSWORD={MASK} PGPASSWORD={MASK} x-api-key={MASK}",
+        ),
+        ("next_token=abc and max_tokens=5", "next_token=abc and max_tokens=5"),
+        ("the token expired, Basic realm=x", "the token expired, Basic realm=x"),
+        ("Bearer token missing; a token endpoint", "Bearer token missing; a token endpoint"),
     ],
 )
 def test_what_follows_the_usual_words_is_hidden(text, shown):
     assert masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://u:canary two@host/db is away", "postgresql://host/db is away"),
+        ("'redis://:123 canary@h/0'", "'redis://h/0'"),
+        ("a mssql://DOM User:canary@h/x, b amqp://x:y canary@k/ c", "a mssql://h/x, b amqp://k/ c"),
+        ("open //u:canary@h:5432/x failed", "open //h:5432/x failed"),
+        ("('//u:can/ary@h')", "('//h')"),
+    ],
+)
+def test_a_login_with_a_blank_and_one_without_a_scheme_are_hidden(text, shown):
+    assert masked(text) == urls(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://host:6379 for bob@x.org",
+        "redis://cache went away: mail bob@x.org",
+        "postgresql://host/db and bob@x.org",
+        "http://host:80/path for a:b@c",
+        "//host:80/x@y",
+        "x = 5 //comment: bob@x",
+        "open sqlite:////data/b@c/app.db failed",
+        "sqlite+aiosqlite:///C:/Users/bob@corp/app.db",
+        "nats://h1:4222,nats://h2:4222",
+    ],
+)
+def test_what_is_no_login_is_shown(text):
+    assert masked(text) == text
 
 
 # -- records -----------------------------------------------------------------------------------------------------------

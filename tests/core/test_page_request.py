@@ -28,6 +28,26 @@ def test_the_next_page_is_on_the_same_host(to, url):
     assert HERE.at(to).url == url
 
 
+@pytest.mark.parametrize("query", ["name=M%FCller&c=%FF%FE", "a=b%20c+d", "a;b=1;c", "x", "q=%&r=%zz"])
+def test_what_is_not_changed_of_a_query_stays_as_it_is_written(query):
+    """A latin-1 name, or a cursor of bytes, was another one on the second page."""
+    first = PageRequest(f"https://api.example.com/x?{query}")
+    assert first.with_query(page=2).url == f"https://api.example.com/x?{query}&page=2"
+    assert first.with_query(page=2).with_query(page=None).url == first.url
+
+
+def test_two_cursors_that_are_no_text_are_two_pages():
+    pages = [PageRequest(f"https://api.example.com/x?c=%{byte}") for byte in ("FF", "FE")]
+    assert pages[0].fingerprint != pages[1].fingerprint
+
+
+def test_an_address_of_endless_length_is_no_page():
+    assert HERE.at("?" + "a=1&" * 2_047 + "b=1").url.endswith("&b=1")
+    with pytest.raises(PagingError, match="8,193 characters") as caught:
+        HERE.at("?" + "a" * 8_192)
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize(
     "to",
     [

@@ -103,11 +103,11 @@ def test_whether_an_account_names_the_host(template, expected):
     ("url", "prefix", "moved"),
     [
         ("https://a.example/v1/x", "https://a.example", "http://127.0.0.1:8000/v1/x"),
-        ("https://a.example:8443", "https://a.example:8443", "http://127.0.0.1:8000/"),
+        ("https://a.example:8443", "https://a.example:8443", "http://127.0.0.1:8000"),
         ("https://{shop}.example/v1?to=https://b.example/c", "https://{shop}.example",
          "http://127.0.0.1:8000/v1?to=https://b.example/c"),
         ("https://a.example/v1//x", "https://a.example", "http://127.0.0.1:8000/v1//x"),
-        ("{home}", "{home}", "http://127.0.0.1:8000/"),
+        ("{home}", "{home}", "http://127.0.0.1:8000"),
         ("{home}/v1/x", "{home}", "http://127.0.0.1:8000/v1/x"),
         ("{home}/v1//x", "{home}", "http://127.0.0.1:8000/v1//x"),
         ("", "", ""),

@@ -12,6 +12,7 @@ from resilient.core.schedules.schedule import (
     Template,
     check_name,
     info,
+    is_out_of_reach,
     serve,
     stamp,
     tags,
@@ -138,3 +139,20 @@ class TestForPeople:
 def test_names_that_cannot_be(name):
     with pytest.raises(InvalidInput, match="cannot name a schedule"):
         check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "next_at", "expected"),
+    [
+        (hourly(), NOON + HOUR, False),
+        (hourly(), NOON + 2 * HOUR, False),  # a clock that was set back by less than a period
+        (hourly(), NOON + 3 * HOUR, True),
+        (Spec(ticks(every="1m"), Template("a/1", "null")), NOON + HOUR, False),
+        (Spec(ticks(every="1m"), Template("a/1", "null")), NOON + HOUR + timedelta(minutes=1), True),
+        (Spec(ticks(cron="0 3 1 * *"), Template("a/1", "null")), NOON + timedelta(days=50), False),
+        (Spec(ticks(cron="0 3 1 * *"), Template("a/1", "null")), NOON + timedelta(days=70), True),
+        (hourly(), NOON - HOUR, False),
+    ],
+)
+def test_a_tick_of_a_clock_that_ran_ahead_is_out_of_reach(spec, next_at, expected):
+    assert is_out_of_reach(spec, next_at, NOON) is expected

@@ -333,6 +333,24 @@ def test_a_resource_is_judged_for_a_job_of_no_priority():
     assert said(kept, priority=1) == []
 
 
+@pytest.mark.parametrize(
+    ("levels", "state"),
+    [
+        ([level()], "open"),
+        ([learns(RATE)], "slowed"),
+        ([learns(RATE, limits={"~learnt": LimitState(EPOCH + 7)})], "slowed"),
+        ([learns(RATE, limits={"~learnt": LimitState(EPOCH + 70)})], "stopped"),
+        ([level(breaker=BreakerFacts(closed_at=at(seconds=-1)), running=10)], "slowed"),  # its load comes back
+        ([level(breaker=BreakerFacts("open", opened_at=at(minutes=-1), open_until=NOW))], "slowed"),  # a probe is due
+        ([level(), level("github", Policy(concurrency=1), running=1)], "slowed"),
+        ([level(), level("github", paused_at=NOW)], "stopped"),
+        ([level(auth="needs_reauth")], "stopped"),
+    ],
+)
+def test_only_what_lets_nothing_through_is_called_stopped(levels, state):
+    assert why_resource(path(*levels), NOW).state == state
+
+
 def test_a_window_that_ends_this_very_moment_leaves_no_time_to_wait_for():
     one = states(PLAIN, 0, (CORE, rest(0.0, reset=nextafter(EPOCH, inf))))
     why = why_job(JOB, path(one), NOW)

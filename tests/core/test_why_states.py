@@ -344,6 +344,10 @@ def test_a_resource_says_that_nothing_stops_it_and_how_many_wait():
     )
 
 
+def test_that_no_job_waits_is_no_number():
+    assert why_resource(path(waiting=0), NOW).reasons[-1].text == "No job is ready at or below github/a."
+
+
 def test_a_stopped_resource_says_how_long_and_how_many_wait():
     why = why_resource(path(level(blocked_until=at(minutes=5))), NOW)
     assert (why.subject, why.state, why.until, why.waiting) == ("github/a", "stopped", at(minutes=5), 12)

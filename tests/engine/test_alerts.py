@@ -271,6 +271,15 @@ class TestNoticed:
         await app.alerts.close()
         assert [n.alert.name for n in heard] == ["new_error"]
 
+    async def test_closing_the_app_survives_that_its_writing_was_cancelled(self, database):
+        heard = []
+        app = Resilient(database, alerts=heard.append)
+        ended(app)
+        app.alerts._start()
+        app.alerts._flushing.cancel()  # by a program that ends all tasks before it closes the app
+        await app.close()
+        assert [n.alert.name for n in heard] == ["new_error"]
+
 
 class TestHousekeeping:
     async def test_an_open_circuit_and_its_end(self, make, clock, database):

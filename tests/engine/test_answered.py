@@ -14,6 +14,7 @@ import pytest
 from resilient import Batch, Fixed, Idempotency, Job, Provider, Resilient, Retry, Snooze, SyncJob, Transient, handler
 from resilient.engine.run import heartbeat
 from tests.helpers import LIMIT, brisk, until, use_up
+from tests.idp import answer
 
 SOON = Retry(max_attempts=3, delay=Fixed(0))
 ENDS = ["stop", "timeout", "cancel", "bug", "exit"]
@@ -29,8 +30,7 @@ class Api:
         while (await receive()).get("more_body"):
             pass
         self.seen.append(dict(scope["headers"]).get(b"idempotency-key", b"").decode())
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"{}"})
+        await answer(send, 200, {})
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ async def main():
             elif what == "answered":
                 grants.renew_if_held = die
             else:
-                app.grants._application.taken = die
+                app.grants._application.note_accepted = die
             await app.credentials("idp/acct-1")
         await app.credentials("idp/acct-1")
         print("up", flush=True)

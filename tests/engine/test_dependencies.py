@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from uuid import UUID
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from resilient import InvalidInput, Item, Job, Permanent, Resilient, handler
-from resilient.store.jobs import dependencies, finishing
+from resilient.store.jobs import changes, dependencies, finishing
 from tests.helpers import LIMIT, settle
 from tests.interleaving import until_somebody_waits
 
@@ -511,3 +512,26 @@ def test_what_somebody_holds_keeps_nobody_behind_it(postgres_database, monkeypat
     assert postgres_database.transaction_sync(lambda c, d: dependencies.resolve_dependencies(c, d, d.now(c))) == 2
     assert postgres_database.transaction_sync(lambda c, d: dependencies.resolve_dependencies(c, d, d.now(c))) == 1
     assert states(app, *those, last) == "cancelled cancelled cancelled blocked"
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+async def test_a_bulk_retry_of_many_batches_keeps_a_follower_behind_its_blocker(app, monkeypatch, limit):
+    """The blocker has the greater id (it was made by a clock that was ahead), so it would be in a later batch."""
+    monkeypatch.setattr(changes, "BATCH", 2)
+    late = UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")
+    a = put(app, "dies")
+    b = put(app, 2, after=a)
+    more = [put(app, n) for n in (3, 4, 5)]
+    await drain(app)
+    moved = ("UPDATE {job} SET id = :new WHERE id = :old", "UPDATE {dependency} SET blocker_id = :new")
+    await app.database.transaction(
+        lambda c, d: [d.run(c, sql, {"new": d.id(late), "old": d.id(a)}) for sql in moved] and None
+    )
+    await app.jobs.edit(late, payload=1, new_operation=True)
+    RAN.clear()
+    retried = await app.jobs.retry([late, b, *more], limit=limit)
+    assert (retried.retried, retried.not_finished) == (limit or 5, 0)
+    assert states(app, late, b) == "ready blocked"
+    ran = await drain(app)
+    assert sorted(ran) == ([1, 2, 3, 4, 5] if limit is None else [1, 2, 3, 4])
+    assert ran.index(1) < ran.index(2)

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from resilient import Provider, Resilient
+from resilient import Bearer, Provider, Resilient
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import Spec, Template
 from resilient.engine.inspect import doctor
@@ -133,7 +133,7 @@ async def test_no_tables(empty_url, open_database):
     database = open_database(empty_url)
     await database.transaction(lambda c, _d: c.execute(sa.text("SELECT 1")))
     found = await findings(database)
-    assert (found["schema"].level, found["schema"].remedy) == ("fail", "resilient db upgrade")
+    assert (found["schema"].level, found["schema"].remedy) == ("fail", "`resilient db upgrade`")
     assert "workers" not in found
 
 
@@ -169,6 +169,19 @@ async def test_facts_that_grew_old(database):
         "warn", "the facts of acme were last checked on 2026-11-01, more than a year ago"
     )  # fmt: skip
     assert "resilient providers show acme" in found["facts"].remedy
+
+
+async def test_accounts_that_cannot_be_connected_for_want_of_a_key(database):
+    crm, sdk = Provider(name="crm", auth=(Bearer(),)), Provider(name="sdk")
+    providers = [crm, Provider(name="open", auth=(Bearer(),), anonymous=True), sdk]
+    found = await findings(database, providers=providers, keys=frozenset())
+    assert (found["secrets"].level, found["secrets"].message) == (
+        "warn", "no account of crm can be connected: credentials are stored encrypted, and no key is given"
+    )  # fmt: skip
+    assert "RESILIENT_SECRETS" in found["secrets"].remedy
+    for well in ({"keys": frozenset({"k"})}, {"keys": frozenset(), "own_table": True}, {}):
+        assert "secrets" not in await findings(database, providers=providers, **well)
+    assert "secrets" not in await findings(database, providers=providers[1:], keys=frozenset())
 
 
 async def test_other_sessions(postgres_database, postgres_url, open_database):

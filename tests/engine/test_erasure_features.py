@@ -407,6 +407,18 @@ async def test_what_another_process_noticed_just_before_is_not_written(app, data
     await other.close()
 
 
+async def test_however_many_changes_come_after_an_erasure_it_is_not_forgotten(app, database_url, clock):
+    other = Resilient(database_url, handlers=[nothing], clock=clock.now, upgrade=False)
+    await app.connections.add(ANN, token="t")
+    other.alerts.add(ended("new_error", "one", "bug", "x", error=f"of {ANN}", resource=ANN, job="j"))
+    await app.accounts.erase(ANN)
+    for _ in range(250):
+        await app.audit.begin("ann", "something else", BOB)
+    await hear(other)
+    assert await rows_left(app) == {}
+    await other.close()
+
+
 async def test_an_erasure_that_was_refused_keeps_no_alert_back(app, clock):
     async with app.workflow("order") as flow:
         flow.step(nothing, None, resource_key=ANN)

@@ -25,7 +25,7 @@ from resilient.store.jobs import leases
 from resilient.wire.oauth.endpoints import TokenClient
 from tests import nursery
 from tests.helpers import LIMIT, brisk, bury, drain, until
-from tests.idp import connect, me
+from tests.idp import answer, connect, me
 
 A = "idp/acct-1"
 
@@ -40,8 +40,7 @@ class Api:
         while (await receive()).get("more_body"):
             pass
         self.seen.append(scope["method"])
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"{}"})
+        await answer(send, 200, {})
 
 
 async def not_charged(_job):

@@ -235,14 +235,14 @@ async def test_a_provider_whose_probe_breaks_keeps_no_other_from_its_turn(make, 
     await app.database.transaction(lambda c, d: gates.set_auth(c, d, "aaa", "suspect_auth"))
     ago = "UPDATE {resource} SET auth_since = :ago_at WHERE key = 'aaa'"
     await app.database.transaction(lambda c, d: d.run(c, ago, {"ago_at": datetime.now(UTC) - timedelta(seconds=61)}))
-    probe = app.grants.fuse._probe
+    probe = app.grants.fuse._probe_provider
 
     async def breaks(name, facts):
         if name == "aaa":
             raise KeyError("canary-secret")
         await probe(name, facts)
 
-    monkeypatch.setattr(app.grants.fuse, "_probe", breaks)
+    monkeypatch.setattr(app.grants.fuse, "_probe_provider", breaks)
     idp.refresh = good
     await a_minute_later(app)
     assert await states(app) == ["active"] * SIX

@@ -1,6 +1,7 @@
 """Connections to destinations: one of each, another one once it is lost, and none left behind."""
 
 import asyncio
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from resilient.wire.publishers.base import ConnectionLost, lost, refused
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
 
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, until
 
 MESSAGE = Message("e-1", "order.placed", b"{}")
 
@@ -118,6 +119,36 @@ async def test_it_may_be_closed_while_it_is_opened():
     await publishers.close()
     with pytest.raises(ConnectionLost):
         await asked
+
+
+async def stubborn(end):
+    """Goes on however often it is cancelled."""
+    while not end.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await end.wait()
+
+
+async def test_what_catches_its_cancellation_holds_up_nobody(monkeypatch):
+    """An event that waits for a connection has an end, and so has the worker that closes what it opened."""
+    monkeypatch.setattr("resilient.engine.events.publishers._CLOSE_PATIENCE", 0.05)
+    end = asyncio.Event()
+
+    class Stubborn(To):
+        async def connect(self):
+            await stubborn(end)
+            return await super().connect()
+
+    opening, closing = Publishers({"a": Stubborn(timeout=0.05)}), Publishers({"a": (to := To())})
+    assert await publish(closing) == []
+    monkeypatch.setattr(to.opened[0], "close", lambda: stubborn(end))
+    async with asyncio.timeout(LIMIT):
+        assert await publish(opening, 3) == ["ConnectionLost"] * 3
+        await opening.close()
+        await closing.close()
+    end.set()
+    await until(
+        lambda: not [task for task in asyncio.all_tasks() if "Stubborn" in repr(task) or "_close" in repr(task)]
+    )
 
 
 async def test_what_the_client_cancels_is_lost_and_what_we_cancel_is_cancelled():

@@ -1,6 +1,7 @@
 """What the relay takes for an answer of a destination, and what an outage of one costs: in attempts and in limits."""
 
 import asyncio
+import contextlib
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -9,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlmodel import Session
 
 from resilient import BreakerPolicy, Event, Limit, Permanent, Resilient, Tracing, Transient
-from resilient.engine.run.relay import AWAY
+from resilient.engine.run.relay import MOST_STRIKES
 from resilient.wire.publishers.base import lost
 from tests.helpers import LIMIT, until
 
@@ -78,12 +79,12 @@ async def test_an_outage_costs_the_first_few_an_attempt(database, error):
     app = app_of(database, to)
     publish(app, 50)
     _, task = relaying(app)
-    await until(lambda: len(to.asked) == AWAY)
-    to.refuse(error, AWAY - 1)  # so many more are sent, because it may be about them
-    await until(lambda: len(to.open) == AWAY)
+    await until(lambda: len(to.asked) == MOST_STRIKES)
+    to.refuse(error, MOST_STRIKES - 1)  # so many more are sent, because it may be about them
+    await until(lambda: len(to.open) == MOST_STRIKES)
     to.refuse(error)
     await task
-    assert (len(to.asked), await attempts(app)) == (2 * AWAY - 1, AWAY)
+    assert (len(to.asked), await attempts(app)) == (2 * MOST_STRIKES - 1, MOST_STRIKES)
     await app.close()
 
 
@@ -100,11 +101,90 @@ async def test_failures_that_answers_stand_between_are_no_outage(database, clock
 
     # No circuit: a refusal without a status is no evidence for one, so it would open over the others.
     app = app_of(database, to, breakers={"outbox/there": BreakerPolicy(streak=None, ratio=None)})
-    publish(app, 10 * AWAY)
+    publish(app, 10 * MOST_STRIKES)
     _, task = relaying(app)
     await task
-    assert len(asked) == 10 * AWAY
+    assert len(asked) == 10 * MOST_STRIKES
     assert {str(job.state) for job in await app.jobs.list(limit=100)} == {"dead", "scheduled"}
+    await app.close()
+
+
+async def cancelled():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def cancelled_and_returns():
+    asyncio.current_task().cancel()
+
+
+async def cancelled_and_goes_on():
+    asyncio.current_task().cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+async def cancelled_and_raises():
+    """As libraries did that bound a call before Python had a timeout of its own."""
+    try:
+        await cancelled()
+    except asyncio.CancelledError:
+        raise TimeoutError from None
+
+
+async def everybody_cancelled():
+    for task in asyncio.all_tasks():
+        if task.get_coro().__qualname__.endswith("_publish_waiting"):
+            task.cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "cancel", [cancelled, cancelled_and_returns, cancelled_and_goes_on, cancelled_and_raises, everybody_cancelled]
+)
+async def test_no_event_counts_as_published_because_a_task_was_cancelled(database, cancel):
+    """The batch's handler returns all the same, and by its return a batch says that its jobs have succeeded."""
+    delivered = set()
+
+    async def to(message):
+        if message.event["data"]["number"] < MOST_STRIKES:
+            await cancel()
+        delivered.add(message.id)
+
+    app = app_of(database, to)
+    publish(app, 30)
+    await relaying(app)[1]
+    events = await app.outbox.list(limit=100)
+    assert {one.id for one in events if one.state == "succeeded"} <= delivered
+    assert {str(one.state) for one in events} <= {"succeeded", "scheduled", "ready"}
+    await app.close()
+
+
+class Unreadable(ConnectionError):
+    def __str__(self):
+        raise RuntimeError
+
+
+class Forgetful(Transient):
+    def __init__(self):
+        """Without its base's."""
+
+
+@pytest.mark.parametrize("error", [Unreadable, Forgetful])
+async def test_an_error_that_cannot_be_read_is_one_events_own(database, error):
+    """It ended the whole batch: events that were on their way beside it were sent again."""
+    seen = []
+
+    async def to(message):
+        seen.append(message)
+        if len(seen) == 3:
+            raise error
+
+    app = app_of(database, to, breakers={"outbox/there": BreakerPolicy(streak=None, ratio=None)})
+    publish(app, 20)
+    await relaying(app)[1]
+    states = [str(job.state) for job in await app.jobs.list(limit=100)]
+    assert (len(seen), states.count("succeeded"), states.count("scheduled")) == (20, 19, 1)
     await app.close()
 
 
@@ -118,16 +198,16 @@ async def test_what_was_never_sent_is_no_answer(database, reason):
         spoil = "UPDATE {job} SET payload = '[1]' WHERE id IN (SELECT id FROM {job} ORDER BY id LIMIT 3)"
         app.database.transaction_sync(lambda c, d: d.run(c, spoil) and None)
     worker, task = relaying(app)
-    await until(lambda: len(to.open) == AWAY)
+    await until(lambda: len(to.open) == MOST_STRIKES)
     if reason == "lost":
-        for one in list(worker.executor.running.values())[AWAY : AWAY + 3]:  # those that are due next
+        for one in list(worker.executor.running.values())[MOST_STRIKES : MOST_STRIKES + 3]:  # those that are due next
             one.lost = True
     to.refuse(away, 1)
-    await until(lambda: len(to.open) >= AWAY)
+    await until(lambda: len(to.open) >= MOST_STRIKES)
     to.error = away
     to.refuse(away)
     await task
-    assert (to.most, len(to.asked)) == (AWAY, AWAY + 1)
+    assert (to.most, len(to.asked)) == (MOST_STRIKES, MOST_STRIKES + 1)
     states = [str(job.state) for job in await app.jobs.list(limit=100)]
     assert states.count("dead") == (3 if reason == "undecodable" else 0)
     await app.close()
@@ -135,7 +215,7 @@ async def test_what_was_never_sent_is_no_answer(database, reason):
 
 async def test_what_was_drawn_for_an_event_that_is_not_sent_is_given_back(database, clock):
     """The limit of a destination counts what that got, and not what waited when it was away."""
-    asked, errors = [], [away()] * AWAY
+    asked, errors = [], [away()] * MOST_STRIKES
 
     async def to(message):
         asked.append(message)
@@ -158,11 +238,11 @@ async def test_no_event_is_sent_within_the_span_of_another(database):
     exporter, spans = InMemorySpanExporter(), TracerProvider()
     spans.add_span_processor(SimpleSpanProcessor(exporter))
     app = app_of(database, to, tracing=Tracing(spans))
-    publish(app, 10 * AWAY)
+    publish(app, 10 * MOST_STRIKES)
     await relaying(app)[1]
     ended = exporter.get_finished_spans()
     batches = {one.context.span_id for one in ended if one.name == "process outbox.there"}
     sent = [one for one in ended if one.name == "send there"]
-    assert len(sent) == 10 * AWAY
+    assert len(sent) == 10 * MOST_STRIKES
     assert {one.parent.span_id for one in sent} == batches
     await app.close()

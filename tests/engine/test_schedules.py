@@ -580,3 +580,55 @@ async def until_succeeded(app, tick):
         return (info.last_at, info.last_state) == (tick, "succeeded")
 
     await until(has_succeeded)
+
+
+class TestWrongClock:
+    """The database's clock ran ahead, by a year say, and was set right."""
+
+    @pytest.mark.parametrize("is_new", [True, False], ids=["a process that starts", "one that runs"])
+    async def test_no_tick_is_waited_for_that_it_named(self, make, clock, is_new, caplog):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(days=400)
+        assert await app.schedules.tick() == 1
+        finish(app)
+        clock.advance(days=-400)
+        app = make(hourly()) if is_new else app
+        app.schedules._kept_at -= programs.LOOK.total_seconds()
+        assert await app.schedules.tick() == 0  # from now on
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 1
+        assert "schedule s: a clock that ran ahead named its next tick" in caplog.text
+
+    async def test_nor_by_the_accounts_of_one_for_each(self, make, clock):
+        app = make(hourly(resource_key="", for_each=lambda: ["github/a", "github/b"], spread="1m"))
+        await app.schedules.tick()
+        clock.advance(days=400)
+        await app.schedules.tick()
+        finish(app)
+        clock.advance(days=-400)
+        app = make(hourly(resource_key="", for_each=lambda: ["github/a", "github/b"], spread="1m"))
+        await app.schedules.tick()
+        finish(app)
+        clock.advance(hours=1, minutes=1)
+        assert await app.schedules.tick() == 2
+
+    async def test_what_ticked_does_not_tick_again_where_it_was_set_back_a_little(self, make, clock):
+        app = make(hourly())
+        await app.schedules.tick()
+        clock.advance(hours=1)
+        assert await app.schedules.tick() == 1
+        finish(app)
+        clock.advance(minutes=-5)
+        again = make(hourly())
+        assert await again.schedules.tick() == 0
+        clock.advance(minutes=10)
+        assert await again.schedules.tick() == 0
+        clock.advance(hours=1)
+        assert await again.schedules.tick() == 1
+
+
+@pytest.mark.parametrize("call", ["pause", "resume", "run", "remove", "accounts"])
+async def test_a_name_that_no_database_stores_is_refused(make, call):
+    with pytest.raises(InvalidInput, match="the name of a schedule has a character that no database stores"):
+        await getattr(make(hourly()).schedules, call)("a\0")

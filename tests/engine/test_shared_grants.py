@@ -21,6 +21,7 @@ from resilient import (
 )
 from resilient.core.base.errors import Failure, FailureKind, SecretsUnreadable
 from resilient.engine.accounts import connections as engine_connections
+from resilient.engine.accounts import sharing
 from resilient.store.accounts import connections, grants
 from tests.helpers import LIMIT
 from tests.idp import connect, me
@@ -199,7 +200,7 @@ async def test_who_has_just_left_a_shared_grant_and_is_given_up_takes_nothing_fr
 
 async def test_details_cannot_say_whose_grant_it_is(make):
     app = make()
-    forged = {engine_connections._GUEST: "1"}
+    forged = {sharing.GUEST: "1"}
     await app.connections.add(ANN, token="canary-ann", details=forged)
     await app.connections.add(BOB, grant_of=ANN)
     await app.connections.add(ANN, token="canary-ann-2", details=forged)
@@ -295,6 +296,44 @@ async def test_a_row_that_something_else_changed_stops_its_own_account_alone(mak
     with pytest.raises(SecretsUnreadable):
         await ann
     assert (await bob).token == "canary-access-2"
+
+
+async def guest_refreshes(make, idp):
+    """The refresh of Ann's grant that Bob, its guest, began; its answer is held back."""
+    app = make(idp.provider(revoke_url=f"{idp.url}/revoke"))
+    await connect(app, idp, ANN, expired=True)
+    await app.connections.add(BOB, grant_of=ANN)
+    return app, await refreshing(app, idp, BOB)
+
+
+@pytest.mark.parametrize("gone", ["disconnected", "erased"])
+async def test_what_a_guests_refresh_brings_is_revoked_if_its_owner_is_gone_and_the_guest_has_moved(make, idp, gone):
+    """What the guest has by now is no consent of the owner's."""
+    app, bob = await guest_refreshes(make, idp)
+    if gone == "disconnected":
+        await app.connections.disconnect(ANN)
+    await app.connections.add(BOB, token="canary-bob")
+    if gone == "erased":
+        await app.accounts.erase(ANN)
+    idp.hold.set()
+    await asyncio.gather(bob, return_exceptions=True)
+    assert [form["token"] for form in idp.revoked][-1:] == ["canary-refresh-2"]
+    assert (await app.credentials(BOB)).token == "canary-bob"
+
+
+@pytest.mark.parametrize("anew", ["connected", "sharing"])
+async def test_what_a_guests_refresh_brings_is_not_revoked_if_its_owner_has_other_credentials(make, idp, anew):
+    app, bob = await guest_refreshes(make, idp)
+    await connect(app, idp, EVE)
+    await app.connections.add(BOB, token="canary-bob")
+    if anew == "connected":
+        await app.accounts.erase(ANN)
+        await connect(app, idp, ANN)
+    else:
+        await app.connections.add(ANN, grant_of=EVE)
+    idp.hold.set()
+    await asyncio.gather(bob, return_exceptions=True)
+    assert idp.revoked == []
 
 
 # -- at the same moment ------------------------------------------------------------------------------------------------

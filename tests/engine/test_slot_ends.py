@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 
 import pytest
 
 from resilient import Batch, Job, Resilient, SyncJob, handler
-from resilient.engine.ground.signals import SignalCount
+from resilient.engine.ground.signals import SignalCount, stop_signals
 from resilient.engine.run import executor, heartbeat
 from tests.helpers import LIMIT, brisk, until
 
@@ -168,6 +170,28 @@ async def test_signals_within_a_second_are_one(app):
         worker._signalled()
         await until(lambda: not worker.executor.running, LIMIT / 5)
     assert await state(app, job.id) == "ready"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGHUP")
+async def test_a_terminal_that_closes_stops_a_worker_like_a_sigterm(app):
+    """By itself SIGHUP ends a process at once: what ran would wait for its lease, or be in doubt."""
+    job = await app.enqueue(hangs, resource_key="p/1")
+    worker = app.worker(grace=0)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: BEGUN)
+    signal.raise_signal(signal.SIGHUP)
+    await asyncio.wait_for(running, LIMIT)
+    assert await state(app, job.id) == "ready"
+    assert (await app.jobs.get(job.id)).attempts == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGHUP")
+def test_a_process_under_nohup_goes_on():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("kind", [told_thread, told_coroutine], ids=lambda kind: kind.kind)

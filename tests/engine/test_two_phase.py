@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlmodel import Field, SQLModel
 from sqlmodel.ext.asyncio.session import AsyncSession as SQLModelSession
 
@@ -536,6 +537,84 @@ async def test_a_success_that_runs_once_more_is_recognised_too(make, clock, data
     assert (worker.completer.stale, counts) == (0, {"succeeded": 1 if "delay" in wish else 2})
 
 
+async def test_nor_is_its_next_run_taken_for_another_workers(make, database_url):
+    """It was claimed again before this one could look: what was asked for after the commit is done all the same."""
+    runs = []
+
+    @handler("again")
+    def again(job: SyncJob[None]) -> None:
+        runs.append(job.execution)
+        if job.execution == 1:
+            job.app.sync.enqueue(
+                again, resource_key="p/1", unique_key="u", unique_until="finish", while_running="once_more"
+            )
+            with job.complete():
+                job.after_commit(lambda: SEEN.append("told"))
+
+    class Lost(Session):
+        def commit(self):
+            super().commit()
+            asyncio.run_coroutine_threadsafe(other.drain(timeout=LIMIT), loop).result(LIMIT)
+            raise OperationalError("COMMIT", {}, Exception("connection lost"))
+
+    app, loop = make(again), asyncio.get_running_loop()
+    other = app.worker()
+    app.session_engines.factory = lambda: Lost(app.database.sync_engine)
+    await app.enqueue(again, resource_key="p/1", unique_key="u", unique_until="finish")
+    worker = await drain(app, concurrency=1)
+    assert (runs, SEEN) == ([1, 2], ["told"])
+    assert (worker.completer.stale, worker.outcomes) == (0, {"succeeded": 1})
+
+
+@pytest.mark.parametrize("answer", ["comes", "is lost"])
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+async def test_a_heartbeat_that_sees_the_end_first_takes_nothing_away(make, is_async, answer):
+    """It finds the fence gone. That was this very commit, and no other worker's."""
+    loop, held = asyncio.get_running_loop(), threading.Event()
+
+    def beat():
+        worker.heartbeat._beat()
+        loop.call_soon_threadsafe(held.set)  # after what the beat tells
+        assert held.wait(LIMIT)
+        if answer == "is lost":
+            raise OperationalError("COMMIT", {}, Exception("connection lost"))
+
+    class Late(AsyncSession):
+        async def commit(self):
+            await super().commit()
+            await asyncio.to_thread(beat)
+
+    class LateSync(Session):
+        def commit(self):
+            super().commit()
+            beat()
+
+    @handler("late")
+    async def late(job: Job[None]) -> None:
+        async with job.complete():
+            job.after_commit(lambda: SEEN.append("told"))
+
+    @handler("late")
+    def late_plain(job: SyncJob[None]) -> None:
+        with job.complete():
+            job.after_commit(lambda: SEEN.append("told"))
+
+    app = make(late if is_async else late_plain)
+    if is_async:
+        url = app.database.url.set(drivername="sqlite+aiosqlite" if app.database.is_sqlite else "postgresql+psycopg")
+        engine = create_async_engine(url)
+        app.session_engines.factory = lambda: Late(engine)
+    else:
+        app.session_engines.factory = lambda: LateSync(app.database.sync_engine)
+    await app.enqueue("late", resource_key="p/1")
+    worker = app.worker()
+    await worker.drain(timeout=LIMIT)
+    assert ((await only(app, "late")).state, SEEN) == ("succeeded", ["told"])
+    assert (worker.completer.stale, worker.outcomes) == (0, {"succeeded": 1})
+    if is_async:
+        await engine.dispose()
+
+
 @pytest.mark.parametrize("when", ["in the commit", "after it"])
 async def test_a_commit_and_what_follows_it_are_not_interrupted(make, when):
     """Broken off in the middle, nobody would know whether it took place."""
@@ -859,6 +938,112 @@ async def test_a_block_within_another_is_refused_and_ends_nothing(make):
         assert {job.state for job in await app.jobs.list(kind="nested")} == {"succeeded"}
         assert rows(app) == ["after", "before"]
         app.database.transaction_sync(lambda c, _d: c.execute(sa.delete(Row)))
+
+
+async def test_a_block_that_fails_takes_no_follow_up_of_a_task_beside_it(make):
+    @handler("gathered")
+    async def gathered(job: Job[None]) -> None:
+        is_open, is_said = asyncio.Event(), asyncio.Event()
+
+        async def fail():
+            with contextlib.suppress(ZeroDivisionError):
+                async with job.prepare():
+                    job.then(follow, "within")
+                    is_open.set()
+                    await is_said.wait()
+                    raise ZeroDivisionError
+
+        async def say():
+            await is_open.wait()
+            job.then(follow, "beside")
+            is_said.set()
+
+        job.then(follow, "before")
+        await asyncio.gather(fail(), say())
+        job.then(follow, "after")
+
+    app = make(gathered)
+    await app.enqueue(gathered, resource_key="p/1")
+    await drain(app)
+    assert sorted(payload for _, payload, _ in SEEN) == ["after", "before", "beside"]
+
+
+async def test_a_block_takes_back_what_a_task_of_its_own_asked_for(make):
+    @handler("gathered")
+    async def gathered(job: Job[None]) -> None:
+        async def say():
+            job.then(follow, "within")
+
+        with contextlib.suppress(ZeroDivisionError):
+            async with job.prepare():
+                await asyncio.gather(say())
+                raise ZeroDivisionError
+
+    app = make(gathered)
+    await app.enqueue(gathered, resource_key="p/1")
+    await drain(app)
+    assert SEEN == []
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["ours", "the program's"])
+async def test_a_session_is_refused_after_its_end(make, own):
+    """SQLAlchemy began another transaction: what was written there was lost, and its connection with it."""
+    sessions = []
+
+    @handler("late")
+    async def late(job: Job[None]) -> None:
+        async with job.prepare() as session:
+            session.add(Row(name="prepared"))
+        with pytest.raises(InvalidInput, match="has ended"):
+            await session.execute(sa.text("SELECT 1"))
+        session.add(Row(name="never"))
+        with pytest.raises(InvalidInput, match="has ended"):
+            await session.flush()
+        async with job.complete() as session:
+            sessions.append(session)
+
+    @handler("late")
+    def late_plain(job: SyncJob[None]) -> None:
+        with job.prepare() as session:
+            session.add(Row(name="plain"))
+        with pytest.raises(InvalidInput, match="has ended"):
+            session.execute(sa.text("SELECT 1"))
+        with job.complete() as session:
+            sessions.append(session)
+
+    for declared in (late, late_plain):
+        app = make(declared)
+        if own:
+            engines = app.session_engines
+            asynchronous, synchronous = async_sessionmaker(engines.asynchronous), sessionmaker(engines.synchronous)
+            engines.factory = asynchronous if declared is late else synchronous
+        await app.enqueue(declared, resource_key="p/1")
+        await drain(app)
+    assert {job.state for job in await app.jobs.list(kind="late")} == {"succeeded"}
+    assert rows(app) == ["plain", "prepared"]
+    with pytest.raises(InvalidInput, match="has ended"):
+        await sessions[0].execute(sa.text("SELECT 1"))
+    with pytest.raises(InvalidInput, match="has ended"):
+        sessions[1].execute(sa.text("SELECT 1"))
+
+
+async def test_a_session_that_its_thread_keeps_goes_on(make):
+    """The program uses it beside the blocks, too: Flask's, say."""
+
+    @handler("scoped")
+    def scoped(job: SyncJob[None]) -> None:
+        for name in ("first", "second"):
+            with job.prepare() as session:
+                session.add(Row(name=name))
+            SEEN.append(len(registry().execute(sa.text("SELECT name FROM tp_row")).all()))
+            registry.remove()
+
+    app = make(scoped)
+    registry = scoped_session(sessionmaker(app.database.sync_engine))
+    app.session_engines.factory = registry
+    await app.enqueue(scoped, resource_key="p/1")
+    await drain(app)
+    assert (SEEN, rows(app)) == ([1, 2], ["first", "second"])
 
 
 @pytest.mark.parametrize("own", ["0", "7s"])

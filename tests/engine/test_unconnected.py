@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from resilient.engine import alerts
 from resilient.engine.accounts import grants as engine_grants
 from resilient.engine.inspect import doctor
 from resilient.store.accounts.secrets import new_key
+from resilient.store.inspect import workers
 from resilient.testing import FakeProvider
-from tests.helpers import hear, until
+from tests.helpers import LIMIT, hear, until
 from tests.idp import me, plain
 
 KEY = new_key()
@@ -261,6 +263,54 @@ async def test_where_some_can_be_read_the_others_wait_uncharged(make, idp):
     await both.grants.keep_house()
     await both.worker().drain()
     assert await states(app) == {("succeeded", 0)}
+
+
+async def with_others(app):
+    """Another process has a worker, which may have other keys."""
+    row = workers.Beat("other", "host", 1, ["me"], 4, 0, "1", stopping=False)
+    await app.database.transaction(lambda c, d: workers.beat(c, d, row, d.now(c)))
+
+
+@pytest.mark.parametrize("key", [A, f"{A}/contacts"])
+async def test_a_worker_that_lacks_a_key_leaves_the_account_to_others(make, idp, key, caplog):
+    """Its gate stays open, nothing is charged, and the worker takes no more jobs of it for a while."""
+    idp.access.add("canary")
+    old, new = new_key(), new_key()
+    await make(secrets=[old]).connections.add(A, token="canary")
+    await make(secrets=[new]).connections.add("idp/acct-2", token="canary")
+    told = []
+    app = make(secrets=[new], alerts=told.append)
+    await with_others(app)
+    jobs = [await app.enqueue(me, resource_key=key) for _ in range(40)]
+    ended = await app.worker(concurrency=2).drain(timeout=LIMIT)
+    assert 0 < ended < 40  # one claim, and no more
+    assert await states(app) == {("ready", 0), ("scheduled", 0)}
+    assert (await app.resources.get(A)).auth == "ok"
+    text = " ".join([(await app.jobs.why(job.id)).text for job in jobs])
+    assert "RESILIENT_SECRETS" in text
+    await hear(app)
+    assert [one.subject for one in await app.alerts.list()] == [A]
+    assert caplog.text.count("is left to other workers") == 1
+    assert await app.worker().drain(timeout=LIMIT) == 0
+    both = make(secrets=[old, new], clock=lambda: datetime.now(UTC) + timedelta(minutes=1))
+    if app.database.is_sqlite:  # PostgreSQL's own clock counts: the rest is due within a second
+        await both.worker().drain(timeout=LIMIT)
+        assert {(await app.jobs.get(job.id)).state for job in jobs} == {"succeeded"}
+
+
+async def test_a_gate_that_a_lonely_worker_shut_is_opened_once_others_may_have_the_key(make, idp):
+    """Whoever keeps house may lack the key itself."""
+    old, new = new_key(), new_key()
+    await make(secrets=[old]).connections.add(A, token="canary")
+    await make(secrets=[new]).connections.add("idp/acct-2", token="canary")
+    app = make(secrets=[new])
+    await app.enqueue(me, resource_key=A)
+    await app.worker().drain(timeout=LIMIT)
+    await app.grants.keep_house()
+    assert (await app.resources.get(A)).auth == "unreadable"
+    await with_others(app)
+    await app.grants.keep_house()
+    assert (await app.resources.get(A)).auth == "ok"
 
 
 async def test_a_program_hears_that_there_is_no_connection(make):

@@ -6,7 +6,7 @@ of an older program run.
 
 import pytest
 
-from resilient import Job, Resilient, handler
+from resilient import Job, Permanent, Resilient, handler
 from tests.helpers import LIMIT, drain
 
 RUNS = []
@@ -113,3 +113,27 @@ async def test_one_that_ran_and_whose_next_try_does_not_start_has_none_either(ma
     clock.advance(3600)
     await drain(new)
     assert sorted(RUNS) == [(1, 1), (1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("end", ["dies", "succeeds"])
+async def test_one_that_is_retried_by_hand_and_does_not_start_has_it(made, clock, end):
+    """It is a new run, that has not begun: each enqueue was one more."""
+    is_broken = [end == "dies"]
+
+    @handler("sync.account", version=2)
+    async def sync(job: Job[dict[str, int]]) -> None:
+        RUNS.append(job.payload["a"])
+        if is_broken[0]:
+            raise Permanent("no such account")
+
+    new, old = made(sync), made(syncing(1))
+    first = await new.enqueue(sync, {"a": 1}, **WORDS)
+    await drain(new)
+    await new.jobs.retry(first.id)
+    is_broken[0] = False
+    for _ in range(2):
+        await drain(old)
+        assert not (await new.enqueue(sync, {"a": 2}, **WORDS)).created
+        clock.advance(120)
+    await drain(new)
+    assert RUNS == [1, 1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from datetime import timedelta
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from resilient import (
@@ -510,6 +512,68 @@ async def test_those_whose_jobs_a_program_holds_hold_up_no_others(postgres_datab
     await app.close()
 
 
+async def test_a_program_that_cancels_one_waits_for_no_job_with_it_locked(postgres_database):
+    """Whoever ends a step has that job, and asks for a look at its workflow: the two waited for each other."""
+    app = Resilient(postgres_database, handlers=HANDLERS, upgrade=False)
+    async with app.workflow("order", resource_key="shop/1") as wf:
+        paid = wf.step(charge, Order(id=1), delay=3600)
+        wf.step(reserve, Order(id=1), after=paid)
+
+    def end(c, d):
+        app.sync.jobs.cancel(paid.id, session=c)
+
+    with Session(postgres_database.sync_engine) as s:
+        assert app.sync.workflows.cancel(wf.id, session=s).state == "undoing"
+        await asyncio.wait_for(asyncio.to_thread(postgres_database.transaction_sync, end), LIMIT)
+        assert app.sync.jobs.cancel([one.id for one in wf.steps], session=s).cancelled == 1
+        assert (await app.workflows.get(wf.id)).state == "running"
+        s.commit()
+    info = await app.workflows.get(wf.id)
+    assert (info.state, info.reason) == ("undoing", "it was cancelled")
+    await settle(app)
+    assert (await app.workflows.get(wf.id)).state == "failed"
+    await app.close()
+
+
+async def test_one_that_a_program_cancels_in_vain_goes_on(database):
+    app = Resilient(database, handlers=HANDLERS, upgrade=False)
+    async with app.workflow("order", resource_key="shop/1") as wf:
+        wf.step(reserve, Order(id=1))
+    with Session(database.sync_engine) as s:
+        app.sync.workflows.cancel(wf.id, session=s)
+        s.rollback()
+        with contextlib.suppress(ZeroDivisionError), s.begin_nested():
+            app.sync.workflows.cancel(wf.id, session=s)
+            raise ZeroDivisionError
+        s.commit()
+    await settle(app)
+    assert (await app.workflows.get(wf.id)).state == "succeeded"
+    await app.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["forward", "backwards"])
+async def test_looks_read_no_results(database, is_cancelled):
+    """Each step's end has somebody look at all steps: a thousand of 1 MiB were a gigabyte, a thousand times."""
+    LOG.clear()
+    BROKEN.clear()
+    app = Resilient(database, handlers=HANDLERS, upgrade=False)
+    async with app.workflow("order", resource_key="shop/1") as wf:
+        wf.step(charge, Order(id=1), undo=refund)
+        wf.step(reserve, Order(id=1), delay=3600)
+    await drain(app)
+    if is_cancelled:
+        await app.workflows.cancel(wf.id)
+    statements = []
+    event.listen(database.sync_engine, "before_cursor_execute", lambda _c, _cu, sql, *_: statements.append(sql))
+    database.transaction_sync(lambda c, d: store.look_at(c, d, [wf.id], d.now(c)))
+    database.transaction_sync(workflows.attend)
+    assert any("resilient_step" in sql for sql in statements)
+    assert not [sql for sql in statements if "j.result" in sql]
+    await settle(app)
+    assert (await app.workflows.get(wf.id)).state == ("undone" if is_cancelled else "running")
+    await app.close()
+
+
 class TestRepair:
     async def test_one_that_stands_still_is_found(self, app):
         """What no code does: the last step ends, and nobody asks for a look at its workflow."""
@@ -679,6 +743,25 @@ class TestChangedSteps:
         await settle(app)
         assert ((await app.workflows.get(wf.id)).state, LOG[-1]) == ("undone", "refund whatever was charged")
         await app.close()
+
+    async def test_an_undo_gets_the_payload_that_its_step_ran_with_if_it_runs_no_more(self, app):
+        """The workflow has turned around: an edit of a dead step says nothing of what is to be undone."""
+        BROKEN["charge"], BROKEN["release"] = Ambiguous("no answer"), Permanent("somebody is in the way")
+        async with app.workflow("order", resource_key="shop/1") as wf:
+            wf.step(reserve, Order(id=7), undo=release)
+            paid = wf.step(charge, Order(id=7), undo=refund, delay=60)
+            stuck = wf.step(reserve, Order(id=7), undo=release, name="again")
+        await drain(app)
+        await app.jobs.edit(paid.id, delay=0)
+        await settle(app)
+        info = await app.workflows.get(wf.id)
+        assert (info.state, info.step("again").undo_state) == ("stuck", "dead")
+        assert (await app.jobs.edit(paid.id, payload={"id": 8}, new_operation=True)).edited == 1
+        BROKEN.clear()
+        await app.jobs.retry(info.step(stuck.name).undo_job_id)
+        await settle(app)
+        undo = (await app.workflows.get(wf.id)).step("charge").undo_job_id
+        assert (await app.jobs.get(undo)).payload == {"id": 7, "fails": ""}
 
     async def test_an_undo_gets_the_payload_that_its_step_was_given_later(self, database, clock):
         seen = []

@@ -381,7 +381,7 @@ def deletes(c, d):
 
 @act("jobs.workflows: _cancel")
 def turns_a_workflow_around(c, d):
-    return attending._cancel(c, d, id_of("flow1"))
+    return attending._cancel(c, d, id_of("flow1"), lambda _: None)
 
 
 @act("jobs.workflows: self._write_all")
@@ -556,9 +556,9 @@ def notes_that_it_worked(c, d):
     return grants.note_worked(c, d, id_of("grant1"), 1), grants.note_worked(c, d, id_of("grant2"), 1)
 
 
-@act("accounts.consent: fuse.client_taken", "accounts.application: fuse.client_taken")
+@act("accounts.consent: fuse.note_accepted", "accounts.application: fuse.note_accepted")
 def is_taken_again(c, d):
-    return fuse.client_taken(c, d, "p")
+    return fuse.note_accepted(c, d, "p")
 
 
 @act("accounts.grants: grants.let_go")

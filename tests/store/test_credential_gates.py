@@ -93,7 +93,7 @@ def test_an_account_that_gets_what_it_lacked_does_not_open_where_it_lacks_more(
 
 def test_an_accepted_application_lifts_no_doubt_of_its_grants(postgres_database, meet, auth):
     postgres_database.transaction_sync(gates.set_auth, "p", APP_REFUSED)
-    meet(set_to("p", SUSPECT_AUTH), lambda c, d: fuse.client_taken(c, d, "p"))
+    meet(set_to("p", SUSPECT_AUTH), lambda c, d: fuse.note_accepted(c, d, "p"))
     assert auth("p") == SUSPECT_AUTH
 
 

@@ -31,6 +31,11 @@ def text(condition):
             {"struggling": True, "state": ["dead", "cancelled"]},
             "struggling jobs are still going: leave out state=dead, cancelled",
         ),
+        ({"kind": ["a", "b\0"]}, "kind has a character that no database stores (NUL, half a pair): 'b\\x00'"),
+        ({"error_code": [None, "\0"]}, "error_code has a character that no database stores"),
+        ({"unique_key": "a\ud800"}, "unique_key has a character that no database stores"),
+        ({"text": "\0"}, "text has a character that no database stores"),
+        ({"tags": {"a": "\0"}}, "tags has a character that no database stores (NUL, half a pair): 'a=\\x00'"),
     ],
 )
 def test_a_wrong_word_is_named_with_those_that_there_are(criteria, says):

@@ -9,7 +9,7 @@ import time
 import psycopg
 
 from resilient import Resilient
-from resilient.store.db import wake
+from resilient.store.db import pool, wake
 from resilient.store.db.database import Database
 from resilient.store.db.wake import Listener, Waker
 from tests.helpers import LIMIT
@@ -206,3 +206,17 @@ def test_a_database_that_does_not_answer_hurts_nobody():
     waker = Waker(database)
     waker.poke()
     waker.close()
+
+
+async def test_a_listener_that_needs_the_loop_holds_up_nobody_who_closes_the_database_in_it(postgres_url):
+    database, heard = Database(postgres_url), asyncio.Event()
+    listener = Listener(database, heard.set)
+    async with asyncio.timeout(LIMIT):
+        listener.start(asyncio.get_running_loop())
+        await heard.wait()
+        listener.end()  # its thread needs a turn of the loop for that
+        began = time.monotonic()
+        database.close_sync()
+        assert time.monotonic() - began < pool.LAST_CONNECT / 2
+        while not listener.is_over:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -172,6 +172,7 @@ def test_a_test_request_says_how_it_was_answered(run, sqlite_url, tmp_path):
         (tmp_path / "shop_connections.py").write_text(FREE.format(url=sqlite_url, at=fake.url))
         status, out, _ = run("resources", "test", "free/a")
         assert (status, out.startswith("GET /me through free/a: answered 200 in ")) == (0, True)
+        assert "credentials none needed" in " ".join(run("resources", "show", "free/a")[1].split())
         fake.fail_next(404)
         status, out, _ = run("resources", "test", "free/a", "--json")
         answer = json.loads(out)

@@ -154,7 +154,7 @@ def test_neither_or_both(run):
         (["resources", "limit", "a"], 2, "nothing to set: say --limit, --no-limits"),
         (["jobs", "list", "--order", "up"], 2, "Invalid value for '--order': 'up' is not one of"),
         (["schedules", "show", "nope"], 3, "there is no schedule 'nope'; known are: none"),
-        (["connections", "show", "a/b"], 3, "a/b has no connection: see `resilient connections list`"),
+        (["connections", "show", "a/b"], 3, "a/b has no connection: see `resilient --app shop:app connections list`"),
         (["outbox", "show", "x"], 3, "there is no event x"),
         (["sync", "reset", "x"], 3, "no stream 'x' was read there"),
     ],
@@ -187,8 +187,8 @@ def test_a_resource_that_nobody_used_is_more_likely_a_slip(shop, run, command):
     status, _, err = run("--app", "shop:app", "resources", command, "githb/acct-7")
     assert status == 3
     assert err == (
-        "error: there is no job of githb/acct-7, and never was one: is the key right? `resilient resources list` shows"
-        " those in use\n"
+        "error: there is no job of githb/acct-7, and never was one: is the key right? `resilient --app shop:app"
+        " resources list` shows those in use\n"
     )
     assert "is the key right?" in run("--app", "shop:app", "resources", "pause", "githb/acct-7")[1]
     assert run("--app", "shop:app", "resources", command, "githb/acct-7")[::2] == (0, "")  # somebody did
@@ -241,13 +241,13 @@ def test_a_wrong_address_names_where_it_was_said(run, monkeypatch):
 def test_the_doctor_says_once_what_a_missing_file_wants(run):
     status, out, _ = run("--database", "sqlite:///none.db", "doctor")
     assert (status, out.count("does not exist")) == (1, 1)
-    assert "none.db does not exist: `resilient db upgrade` creates it; or correct the address" in out
+    assert "none.db does not exist: `resilient --database sqlite:///none.db db upgrade` creates it; or" in out
 
 
 @pytest.mark.parametrize(
     ("url", "status", "says"),
     [
-        ("sqlite:///none.db", 4, "does not exist: `resilient db upgrade` creates it"),
+        ("sqlite:///none.db", 4, "does not exist: `resilient --database sqlite:///none.db db upgrade` creates it"),
         ("postgresql://anna:geheim@127.0.0.1:1/x", 4, "Connection refused"),
         ("mysql://anna:geheim@h/x", 2, "'mysql' databases are not supported"),
         ("anna:geheim", 2, "that is not a database address"),

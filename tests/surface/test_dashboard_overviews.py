@@ -9,6 +9,9 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from resilient import Bearer, Event, Job, Provider, Resilient, Schedule, handler
+from resilient.core.alerts.rules import Finding
+from resilient.core.base.phrases import moment
+from resilient.store import alerts
 from resilient.store.accounts.secrets import new_key
 from resilient.store.inspect import pages
 from resilient.store.schedules import ticks
@@ -185,6 +188,66 @@ async def test_who_works_and_what_the_doctor_finds(app):
     page = await ann.get("/system")
     assert "schema ✓ ok revision" in page.text
     assert "No stream was read yet." in (await ann.get("/streams")).text
+
+
+async def test_an_accounts_past_says_what_goes_on_and_what_was_last_found_when(app):
+    key, hour = "crm/acct-1", timedelta(hours=1)
+    names = {"goes on": "needs_reauth", "not found lately": "circuit_open", "over": "long_throttle", "happened": "dead"}
+    detail = {"auth": "not_connected", "error_kind": "bug", "job": "7"}
+    found = {word: Finding(name, key, detail) for word, name in names.items()}
+
+    def write(c, d):
+        now = d.now(c)
+        for word, at in (("over", 3 * hour), ("not found lately", 2 * hour), ("goes on", 0 * hour)):
+            alerts.record(c, d, [found[word]], now - 4 * hour, lasting=True)
+            alerts.record(c, d, [found[word]], now - at, lasting=True)
+        alerts.resolve(c, d, ["long_throttle"], now, now)
+        alerts.record(c, d, [found["happened"]], now - hour, lasting=False)
+        return now
+
+    now = await app.database.transaction(write)
+    page = await browser(app).get(f"/account/{key}")
+    lines = {word: page.text.partition(f"{word} ")[2].partition(" ago ")[0] for word in names}
+    begun, until = moment(now - 4 * hour, now), {"over": 3, "not found lately": 2}
+    for word in ("over", "not found lately"):
+        assert lines[word].startswith(f"{begun} to {moment(now - until[word] * hour, now)} ")
+    assert " to " not in lines["goes on"] + lines["happened"]
+    history = page.text.partition("History")[2].partition("Work")[0]
+    assert "it was never connected ( resilient connect)" in history
+    assert "`" not in history
+    assert "last found at" not in history
+
+
+@pytest.mark.parametrize(
+    ("guess", "page"),
+    [
+        ("/resources/crm/acct-1", "/account/crm/acct-1"), ("/accounts/crm/acct-1", "/account/crm/acct-1"),
+        ("/resources", "/accounts"), ("/resources/", "/accounts"), ("/job/7?a=b", "/jobs/7?a=b"), ("/sync", "/streams"),
+        ("/status", "/"), ("/resources//evil.example", "/account//evil.example"),
+    ],
+)  # fmt: skip
+async def test_an_address_that_people_guess_leads_to_the_page(app, guess, page):
+    client = browser(app).client
+    answer = await client.get(guess)
+    while (place := answer.headers["location"].removeprefix("http://ops.test")) == "/account":
+        answer = await client.get(place)
+    assert (answer.status_code, place) == (307, page)
+
+
+async def test_a_key_of_the_engines_own_is_explained(app):
+    page = await browser(app).get("/account/crm:token")
+    assert "This is the token endpoint of crm: its tokens are fetched and refreshed there." in page.text
+    assert "This is" not in (await browser(app).get("/account/crm")).text
+
+
+async def test_what_an_error_proposes_is_shown_without_backticks(database):
+    crm = Provider(name="crm", base_url="https://crm.example", auth=(Bearer(),), whoami="GET /me")
+    app = Resilient(database, providers=[crm], secrets=[new_key()])
+    ann = browser(app)
+    page = await ann.submit((await ann.get("/account/crm/acct-1")).form("/do/test"))
+    assert "crm/acct-1 has no connection, so no test request was sent: resilient connections list" in page.text
+    assert "`" not in page.text
+    await app.close()
 
 
 async def test_an_account_shows_its_past_and_where_to_connect_again(app):

@@ -17,7 +17,7 @@ from tests.helpers import LIMIT
 @handler("ask", retry=Retry(delay=0))
 async def ask(job: Job[str]) -> tuple[str, list[int]]:
     """Ask once alone and many times at once; returns the loop's package, and the statuses."""
-    answers = await asyncio.gather(*(job.client.get(f"{job.payload}things?page={n}") for n in range(20)))
+    answers = await asyncio.gather(*(job.client.get(f"{job.payload}/things?page={n}") for n in range(20)))
     return await name(), [one.status_code for one in answers]
 
 

@@ -84,7 +84,7 @@ def test_doctor_prints_them_and_hides_what_is_secret(env_file, run, monkeypatch,
     monkeypatch.setenv("RESILIENT_GRACE", "5")
     monkeypatch.setenv("RESILIENT_DATABASE", "postgresql://ann:canary@db.example/app?password=canary")
     env_file(RESILIENT_LOG="json", RESILIENT_GRACE="6")
-    status, out, err = run("--database", sqlite_url, "doctor")
+    status, out, err = run("--database", sqlite_url, "doctor", "--verbose")
     assert (status, err) == (0, "")
     rows = dict(line.split(maxsplit=1) for line in out.split("\nSettings")[1].splitlines() if "RESILIENT_" in line)
     assert rows["RESILIENT_DATABASE"].split()[-1] == "option"

@@ -4,12 +4,15 @@ import asyncio
 import re
 import sys
 import textwrap
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from resilient import Job, Limit, Resilient, ResourceStopped, Retry, Snooze, Throttled, Transient, handler
+from resilient.core.inspect.why import Reason, Why
+from resilient.core.jobs.records import Count
 from resilient.surface.cli import main
+from resilient.surface.cli.output import Output, show_why
 
 ODD = timedelta(seconds=3700.123457)
 LONG = re.compile(r"\d:\d\d[.,]\d|\d\.\d{4}|\d{4}-\d\d-\d\dT")  # parts of a second, too many digits, what programs read
@@ -75,3 +78,12 @@ def test_times_are_told_to_the_second(shop, capsys):
     assert "is stopped by its cooldown until 2030-01-01 13:01:40 UTC" in shown
     assert "expires at 2030-01-01 12:01:01 UTC" in printed[f"jobs show {shop['late']}"]
     assert "2,500,000 requests per 1 d" in printed["resources show p/paused"]
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_end_of_what_stops_it_is_told_if_a_worker_is_there_to_go_on(alive, capsys):
+    now = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    reasons = [Reason("cooldown", "It rests.", until=now + timedelta(minutes=5)), Reason("waiting", "1 job waits.")]
+    reasons += [] if alive else [Reason("no_worker", "No worker is running.")]
+    show_why(Output(), Why("p/a", "stopped", now + timedelta(minutes=5), Count(1), tuple(reasons)), now)
+    assert ("Nothing known stops it after 12:05:00 UTC (in 5 min)." in capsys.readouterr().out) is alive

@@ -51,6 +51,13 @@ def test_routes_and_the_log(make):
     assert [one.target for one in fake.performed] == ["POST /crm/contacts"]
 
 
+def test_its_address_has_a_slash_at_its_end_only_where_the_providers_has(make):
+    """SDKs are handed an address to put paths behind: ``f"{fake.provider.base_url}/contacts"``."""
+    for base_url, path in [("https://a.example", ""), ("https://a.example/", "/"), ("https://a.example/v1", "/v1")]:
+        fake, _ = make(Provider(name="acme", base_url=base_url), anonymous=True)
+        assert fake.provider.base_url == fake.url.rstrip("/") + path
+
+
 async def coroutine(request):
     return {}
 

@@ -22,7 +22,7 @@ from aiokafka.protocol.produce import ProduceRequest_v3, ProduceResponse_v3
 from aiokafka.protocol.transaction import InitProducerIdResponse_v0
 from aiokafka.record.memory_records import MemoryRecords
 
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, until
 
 PRODUCE, METADATA, VERSIONS, PRODUCER_ID = 0, 3, 18, 22
 NOTHING_WRONG, UNKNOWN_TOPIC, TOO_LARGE, NOT_ENOUGH_REPLICAS, NOT_LEADER = 0, 3, 10, 19, 6
@@ -186,6 +186,26 @@ async def test_a_broker_that_says_nothing(broker):
     async with asyncio.timeout(LIMIT):
         broker.silent = False
         await publisher.close()
+
+
+def of_the_library():
+    return [task for task in asyncio.all_tasks() if "aiokafka" in str(task.get_coro().cr_code.co_filename)]
+
+
+async def test_a_producer_that_cannot_be_stopped_leaves_nothing_behind(broker, monkeypatch):
+    """Its library waits for what a hung broker has not answered; each further connection would leave as much."""
+    monkeypatch.setattr("resilient.engine.events.publishers._CLOSE_PATIENCE", 0.05)
+    publishers = Publishers({"kafka": Kafka(broker.address, topic="orders", timeout=1)})
+    await publishers.publish("kafka", message(1))
+    broker.silent = True
+    connection = publishers._open["kafka"]
+    waiting = asyncio.create_task(connection.publish(message(2)))
+    await until(lambda: any("_send_produce_req" in repr(task) for task in of_the_library()))
+    async with asyncio.timeout(LIMIT):
+        await publishers.close()
+    with pytest.raises(ConnectionLost):
+        await waiting
+    await until(lambda: not of_the_library())
 
 
 def test_no_password_is_shown():

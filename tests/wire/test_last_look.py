@@ -24,6 +24,20 @@ async def test_a_late_request_is_admitted_again(hooks, client, server):
     assert len(server.app.seen) == 1
 
 
+async def test_what_the_last_look_waits_for_is_no_part_of_the_requests_time(hooks, client, monkeypatch):
+    permits = []
+
+    async def again(permit):
+        hooks.late.clear()
+        permit.sent_at = float("-inf")  # as if it had waited for ever
+        permits.append(permit)
+
+    monkeypatch.setattr(hooks, "again", again)
+    hooks.late = [None]
+    await client().get("/x")
+    assert permits[0].sent_at > 0
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_one_that_may_not_go_any_more_is_not_sent_and_leaves_no_mark(hooks, client, server, method):
     hooks.late = [STOPPED]

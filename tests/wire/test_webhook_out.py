@@ -112,6 +112,18 @@ class TestSigning:
         assert headers["webhook-signature"].startswith("v1,")
         assert headers["webhook-signature"].count("v1,") == 2
 
+    @pytest.mark.parametrize("trace", ["é", " 00-1-2-01", "00-1-2-01 ", "\u2028"])
+    async def test_a_trace_that_no_header_can_hold_is_left_out(self, receiver, trace):
+        """It may be copied from a stranger's request, and an event that cannot be sent looks like a receiver away."""
+        text = Envelope("order.placed", 1, "/s").text(
+            "e-1", datetime.now(UTC), "{}", traceparent=trace, tracestate=trace
+        )
+        async with publisher(receiver.url) as to:
+            await to.publish(decode(text, delivery="d-1"))
+        _, headers, body = receiver.seen[0]
+        assert {"traceparent", "tracestate"} & headers.keys() == set()
+        assert json.loads(body)["traceparent"] == trace
+
     async def test_so_does_our_own_inbound_check(self, receiver):
         async with publisher(receiver.url) as to:
             await to.publish(MESSAGE)

@@ -376,23 +376,23 @@ class Verdict(StrEnum):
 class Refusal:
     """One refusal that seems to be about the application, and what is known beside it.
 
-    ``tenants``: the endpoint, or the key, is the customer's own. ``explicit``: the code says so. ``credible``: this
-    grant has worked before, or no grant of the provider ever has. ``others``: further credible grants that were
-    refused since the application was last accepted. ``lately``: the application was accepted a moment ago. ``witness``:
-    this grant is asked to decide an open question.
+    ``tenant_owned``: the endpoint, or the key, is the customer's own. ``explicit``: the code says so. ``credible``:
+    this grant has worked before, or no grant of the provider ever has. ``others``: further credible grants that were
+    refused since the application was last accepted. ``accepted_lately``: the application was accepted a moment ago.
+    ``witness``: this grant is refreshed to decide an open question.
     """
 
     explicit: bool
-    tenants: bool = False
+    tenant_owned: bool = False
     credible: bool = True
     others: int = 0
-    lately: bool = False
+    accepted_lately: bool = False
     witness: bool = False
 
 
 def judge(refusal: Refusal) -> Verdict:
     """Whom the refusal is about; see the comment above."""
-    if refusal.tenants or refusal.lately or not refusal.credible:
+    if refusal.tenant_owned or refusal.accepted_lately or not refusal.credible:
         return Verdict.GRANT
     if refusal.witness:
         return Verdict.APPLICATION

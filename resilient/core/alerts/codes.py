@@ -49,7 +49,7 @@ class Codes:
         self._seconded = Counter[str]()  # by account: codes of others that it made shared
         self._swept_at: datetime | None = None
 
-    def sort(self, code: str, account: str, now: datetime, lasts: timedelta) -> tuple[str, str]:
+    def classify(self, code: str, account: str, now: datetime, lasts: timedelta) -> tuple[str, str]:
         """The code that the alert names, and the account that the code belongs to ("": it is shared).
 
         ``lasts``: how long a code is remembered after it last came.

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _STALE: Final = timedelta(seconds=90)  # three looks of the elected worker: what it still finds is younger
 
 
+def is_stale(alert: AlertInfo, now: datetime) -> bool:
+    """Whether a condition was not found by the latest looks: it seems to be over, or no worker looks."""
+    return alert.name in CONDITIONS and now - alert.last_at > _STALE
+
+
 def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: datetime) -> Notice:
     """An alert in words."""
     if state == "resolved":
@@ -32,8 +37,8 @@ def notice(state: Literal["new", "again", "resolved"], alert: AlertInfo, now: da
         text = f"{alert.subject}: {alert.name} (an alert of a newer version, which has the words for it)"
     else:
         text = f"{alert.subject}: {phrase(alert.detail, alert.count, now)}"
-    if alert.name in CONDITIONS and now - alert.last_at > _STALE:
-        text += f" (not found any more since {moment(alert.last_at, now)})"
+    if is_stale(alert, now):
+        text += f" (last found at {moment(alert.last_at, now)})"
     if state == "again":
         times = "" if alert.count == 1 else f", {alert.count:,} times"
         text = f"still, since {moment(alert.first_at, now)}{times}: {text}"

@@ -1,7 +1,7 @@
 """Every bound on what is believed from outside: providers, tenants, senders of webhooks, handlers' results.
 
 Each number a stranger controls meets one of these before it reaches a clock, a size, a regular expression, a row or a
-log. They stand here, once; ``resilient doctor`` prints them. A bound that has a ``setting`` is only a default.
+log. They stand here, once; ``resilient doctor --verbose`` prints them. One that has a ``setting`` is only a default.
 
 To add one: declare it below by the name of what is bounded, say in ``beyond`` what becomes of the rest, use ``.value``.
 """

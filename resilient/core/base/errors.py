@@ -238,8 +238,13 @@ class ResourceStopped(ResilientError):
 
 
 _BY_ITSELF: Final = "the job waits and goes on by itself"
-_WAITS: Final = {"auth": "the job waits until they are good"}
-_SHUT: Final = {"breaker": "its circuit", "auth": "its credentials", "database": "our database, which is away"}
+_WAITS: Final = {"auth": "the job waits until they are good", "key": "the job waits for a worker that has it"}
+_SHUT: Final = {
+    "breaker": "its circuit",
+    "auth": "its credentials",
+    "database": "our database, which is away",
+    "key": "the key of its secrets, which this worker lacks (RESILIENT_SECRETS)",
+}
 
 
 class JobFailure(ResilientError):
@@ -249,6 +254,7 @@ class JobFailure(ResilientError):
     message without the classification, for where that stands beside it.
     """
 
+    failure: Failure = Failure(FailureKind.BUG)  # of a class whose `__init__` does not call this one
     resource: str | None = None
     bare_message: str | None = None
 

@@ -95,6 +95,9 @@ _WORD: Final = re.compile(r"(\s+)")
 _ENDS: Final = re.compile(r"[/?#]")  # what ends a host, unless it belongs to a password
 _PLACE: Final = re.compile(r"(?:[A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 _WEB: Final = ("http", "https")
+_FILES: Final = ("sqlite", "file", "duckdb")  # what follows is a path: nobody logs in there
+_SERVERS: Final = re.compile(r",(?=[a-z][a-z0-9+.-]{1,30}://)", re.IGNORECASE)  # NATS has lists of addresses
+_SERVER: Final = re.compile(r"[a-z0-9+.-]{2,31}://(?:[a-z0-9._~-]*|\[[0-9a-f:.]+\])(?::\d{1,5})?/?", re.IGNORECASE)
 
 
 class Address(NamedTuple):
@@ -141,6 +144,8 @@ def host_pattern(text: str) -> Origin:
 
 def without_secrets(url: str) -> str:
     """A URL for people: without user, password, query values and fragment."""
+    if url.startswith("//"):  # its scheme is that of the page before
+        return without_secrets(f"http:{url}").removeprefix("http:")
     head, query, rest = _without_logins(url).partition("?")
     scheme, separator, tail = head.partition("://")
     if separator:
@@ -156,9 +161,13 @@ def _without_logins(text: str) -> str:
     """Each word of ``text`` without user and password; an address of a database is one word, whatever is in it."""
     if "@" not in text or "://" not in text:
         return text
-    scheme = text.partition("://")[0].lower()
-    if scheme not in _WEB and not _WORD.search(scheme):
-        return _without_login(text)
+    scheme, _, rest = text.partition("://")
+    if scheme.lower() not in _WEB and not _WORD.search(scheme):
+        if scheme.lower().partition("+")[0] in _FILES and rest.startswith("/"):
+            return text
+        servers = _SERVERS.split(text)
+        is_list = all("@" in one or _SERVER.fullmatch(one) for one in servers)
+        return ",".join(map(_without_login, servers)) if is_list else _without_login(text)
     return "".join(_without_login(word) for word in _WORD.split(text))  # with the blanks between them
 
 

@@ -30,22 +30,58 @@ from resilient.core.base.tracing import current_id, forget_current, running
 MASK: Final = "[hidden]"
 # Databases and brokers have URLs too.
 _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]{1,30}://(?:[^\s/?#@]*@)?[^\s'\"<>]+", re.IGNORECASE)
-_SCHEME: Final = re.compile(r"\b(Bearer|Basic|Token)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
-_NAMED: Final = re.compile(  # password=..., 'api_key': '...'; not "password: wrong"
-    r"""\b((?:password|passwd|passphrase|pwd|secret|client_secret|(?:access_|refresh_)?token|api_?key|private_key)"""
-    r"""(?:\s?=|['"]\s?[:=])\s?)('[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|[^\s,;&'"()…]+)""",
+_BEGIN: Final = re.compile(r"\b[a-z][a-z0-9+.-]{1,30}://", re.IGNORECASE)
+_BARE: Final = re.compile(  # //user:password@host, which no scheme precedes; not //host:80/x@y
+    r"""(?<![\w:/])//[^\s/?#@:'"<>]{0,200}:(?!\d{1,5}(?:[/?#\s]|\Z))[^\s'"<>]{0,400}@"""
+)
+_SCHEME: Final = re.compile(  # not "token expired"
+    r"\b(Bearer|Basic|Token)\s+(?!(?:access|auth|authentication|authorization|credentials?|endpoint|errors?|exchange|expir\w+"
+    r"|invalid|missing|realm|refresh\w*|rejected|request\w*|required|revo\w+|scheme|tokens?)\b)[A-Za-z0-9._~+/=-]{6,}",
     re.IGNORECASE,
 )
+_NAMED: Final = re.compile(  # password=..., 'api_key': '...'; not "password: wrong"
+    r"""((?<![a-z0-9])(?:(?:pg)?password|passwd|passphrase|pwd|secret|api[_-]?key|private[_-]?key)(?:\s?=|['"]\s?[:=])\s?"""
+    r"""|\b(?:(?:access|auth|bot|id|refresh|session)[_-])?token(?:\s?=|['"]\s?[:=])\s?)"""
+    r"""('(?:[^'\\]|\\(?:.|\Z))*(?:'|\Z)|"(?:[^"\\]|\\(?:.|\Z))*(?:"|\Z)|\{[^}]*(?:\}|\Z)|[^\s,;&'"()…]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+_LISTED: Final = re.compile(r"(;\s?(?:password|pwd)\s?=)([^;\n'\"]+)", re.IGNORECASE)  # Server=h;Pwd=with a blank;
+_PORT: Final = re.compile(r"\d{1,5}(?:[/?#\s,]|\Z)")
+_FAR: Final = 400  # characters between a scheme and the end of a password with a blank
 
 
 def urls(text: str) -> str:
     """``text`` with every URL in it as `without_secrets` shows it."""
+    text = _BARE.sub("//", _without_split_logins(text) if "@" in text else text)
     return _URL.sub(lambda match: without_secrets(match[0]), text)
+
+
+def _without_split_logins(text: str) -> str:
+    """``text`` without users and passwords of URLs that have a blank in them."""
+    kept, place = list[str](), 0
+    for begin in _BEGIN.finditer(text):
+        end = begin.end()
+        rest = text[end : end + _FAR].partition("\n")[0].partition("://")[0]
+        login, sign, _ = rest.rpartition("@")
+        if end >= place and sign and "@" not in rest.split(None, 1)[0] and _is_login(login, begin[0]):
+            kept.append(text[place:end])
+            place = end + len(login) + 1
+    return "".join(kept) + text[place:]
+
+
+def _is_login(text: str, scheme: str) -> bool:
+    """Whether what stands before an ``@`` seems to be a user and a password; else it is a host, and words."""
+    user, colon, password = text.partition(":")
+    if not colon or password[:1].isspace() or any(c in "/?#'\"<>" for c in user):
+        return False
+    if user and _PORT.match(password):
+        return False
+    return " " not in user or not scheme.lower().startswith("http")
 
 
 def masked(text: str) -> str:
     """``text`` without what follows "Bearer", "password=" and the like, and with harmless URLs; in linear time."""
-    return _NAMED.sub(rf"\1{MASK}", urls(_SCHEME.sub(rf"\1 {MASK}", text)))
+    return _NAMED.sub(rf"\1{MASK}", _LISTED.sub(rf"\1{MASK}", urls(_SCHEME.sub(rf"\1 {MASK}", text))))
 
 
 # -- loggers ----------------------------------------------------------------------------------------------------------

@@ -70,6 +70,14 @@ def check_pattern(where: str, name: str, text: str, *, groups: tuple[int, ...] =
         raise InvalidInput(f"{where}({name}={text!r}) has {number} groups, not {expected}: the group is what is read")
 
 
+def check_storable(what: str, text: str) -> str:
+    """Return a text that a database stores, and can be asked for; else raise `InvalidInput`. ``what`` names it."""
+    if not STORABLE.fullmatch(text):
+        raise InvalidInput(f"{what} has a character that no database stores (NUL, half a pair): {text!r}")
+    return text
+
+
+STORABLE: Final = re.compile("[^\\x00\\ud800-\\udfff]*")
 _LARGEST: Final = sys.float_info.max
 
 

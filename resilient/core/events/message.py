@@ -32,6 +32,7 @@ CONTENT_TYPE: Final = "application/cloudevents+json"
 _DIGITS: Final = 20
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_HEADER: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # a trace may come from a stranger's request
 LONGEST: Final = 255
 
 
@@ -64,9 +65,9 @@ class Message(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers to send beside the body: its content type and the trace."""
+        """The headers to send beside the body: its content type, and the trace where a header can hold it."""
         values = {"content-type": CONTENT_TYPE, "traceparent": self.traceparent, "tracestate": self.tracestate}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None and _HEADER.fullmatch(value)}
 
 
 class Envelope:

@@ -14,14 +14,14 @@ about it where somebody must. There is one for each thing that can hold a job ba
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
 from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
 from resilient.core.base.resource_key import is_below, may_hold, serves
-from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit
+from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
 from resilient.core.gates.learnt import summary
 from resilient.core.gates.rate_limit import FULL
 from resilient.core.inspect.blocked import held_lanes, of_blocked
@@ -463,7 +463,8 @@ def workers(path: Path, kind: str | None, *, is_declared: bool | None = None) ->
 class Why:
     """The answer.
 
-    ``state``: the job's, or of a resource ``open`` or ``stopped``. ``waiting``: ready jobs there.
+    ``state``: the job's, or of a resource ``open``, ``slowed`` (its work goes on, a part of it at a time) or
+    ``stopped``. ``waiting``: ready jobs there.
     """
 
     subject: str
@@ -515,7 +516,7 @@ def why_job(
         reasons += stopped_by
         reasons += budgets(path, now)
         if job.state == JobState.READY:
-            reasons += line(path, ahead, now, stopped=bool(stopped_by))
+            reasons += line(path, ahead, now, stopped=any(one.code in _GATES for one in stopped_by))
         reasons += stuck(path)
         reasons += workers(path, job.kind, is_declared=is_declared)
         if job.expires_at is not None:
@@ -535,14 +536,25 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
         reasons.append(Reason("open", f"Nothing stops {key}.", key))
     first = f", for example {example}" if example is not None else ""
     reasons += budgets(path, now)
-    waits = f"{counted(waiting, 'job is', 'jobs are')} ready at or below {key}{first}."
+    ready = counted(waiting, "job is", "jobs are") if waiting else "No job is"
+    waits = f"{ready} ready at or below {key}{first}."
     reasons.append(Reason("waiting", waits, key))
     reasons += blocked(path)
     reasons += stuck(path)
     if waiting:
         reasons += workers(path, None)
-    state = "stopped" if stopped_by else "open"
+    state = "stopped" if _is_stopped(path, stopped_by, now) else "slowed" if stopped_by else "open"
     return Why(key, state, _latest(reasons, now), waiting, tuple(reasons))
+
+
+_SLOW: Final = timedelta(minutes=1)
+
+
+def _is_stopped(path: Path, reasons: Sequence[Reason], now: datetime) -> bool:
+    """Whether nothing goes through: a gate is shut, or a limit is used up for a minute or longer."""
+    if any(stop_of(level.facts, now) is not None for level in path.levels):
+        return True
+    return any(one.code == "limit" and one.until is not None and one.until - now >= _SLOW for one in reasons)
 
 
 _HARMLESS: Final = frozenset({"ready", "first", "last_error", "expires", "due", "cancel_requested", "learnt", "budget"})

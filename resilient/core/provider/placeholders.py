@@ -55,7 +55,7 @@ def fill_header(template: str, values: Mapping[str, str]) -> str | None:
 def at_origin(url: str, origin: str) -> str:
     """An address on another origin, its path kept; "" stays "". Raises `InvalidInput`."""
     origin_of(origin)
-    return url and origin.rstrip("/") + (url.removeprefix(prefix_of(url)) or "/")
+    return url and origin.rstrip("/") + url.removeprefix(prefix_of(url))
 
 
 def prefix_of(url: str) -> str:

@@ -36,6 +36,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._:@+/*-]{1,200}")
 _CHORE: Final = "engine:"  # rows of the same table that are no schedules
 _LONGEST_KEY: Final = 220  # a tick's stamp must fit behind it
 _INSTANT: Final = timedelta(microseconds=1)
+NEAR: Final = timedelta(hours=1)  # a next tick no further ahead is never doubted
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,17 @@ def serve(spec: Spec, next_at: datetime, now: datetime) -> Served:
     """What becomes of the ticks from ``next_at`` (the first one nobody served) until ``now``."""
     due = cron.missed(spec.ticks, next_at - _INSTANT, now, spec.catch_up)
     return Served(due, cron.next_after(spec.ticks, now))
+
+
+def is_out_of_reach(spec: Spec, next_at: datetime, now: datetime) -> bool:
+    """Whether a next tick was reckoned by a clock that ran ahead, and is not waited for.
+
+    A clock that is right has one tick before it. One that is set back by less than a period, or than an hour, is waited
+    for: what ticked shall not tick again.
+    """
+    if next_at <= now + NEAR:
+        return False
+    return next_at > cron.next_after(spec.ticks, cron.next_after(spec.ticks, now))
 
 
 def unique_key(name: str, spec: Spec, tick: datetime | None, account: str = "") -> str | None:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
-from urllib.parse import SplitResult, parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote_plus, urlencode, urljoin, urlsplit, urlunsplit
 
 from resilient.core.base.body import pick
 from resilient.core.base.bounds import CURSOR
@@ -78,6 +78,11 @@ class PageRequest:
         Raises `PagingError` if it leads to another host: an answer must not send a sync elsewhere. Plain HTTP to the
         same host becomes HTTPS again: servers behind a proxy write it.
         """
+        if len(url) > CURSOR.value:
+            raise PagingError(
+                f"the address of the page after {without_secrets(self.url)} has {len(url):,} characters:"
+                f" more than {CURSOR.value:,} are no address"
+            )
         try:
             target = urljoin(self.url, url)
             if "://" in target:
@@ -98,11 +103,11 @@ class PageRequest:
         return replace(self, url=urlunsplit(there))
 
     def with_query(self, **values: Value | None) -> Self:
-        """The request with parameters set, or removed for None; the others keep their order and values."""
+        """The request with parameters set, or removed for None; the others stay as they are written."""
         parts = urlsplit(self.url)
-        kept = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in values]
-        added = [(name, str(value)) for name, value in values.items() if value is not None]
-        return replace(self, url=urlunsplit(parts._replace(query=urlencode(kept + added))))
+        kept = [one for one in parts.query.split("&") if one and unquote_plus(one.partition("=")[0]) not in values]
+        added = [urlencode({name: str(value)}) for name, value in values.items() if value is not None]
+        return replace(self, url=urlunsplit(parts._replace(query="&".join(kept + added))))
 
     def query(self, name: str) -> str | None:
         """The value of one parameter."""
@@ -130,7 +135,7 @@ class PageRequest:
     def fingerprint(self) -> str:
         """A digest that is the same for the same page, in whatever order its parameters are."""
         parts = urlsplit(self.url)
-        query = sorted(parse_qsl(parts.query, keep_blank_values=True))
+        query = sorted(parse_qsl(parts.query, keep_blank_values=True, errors="surrogateescape"))
         identity = [self.method, parts.netloc, parts.path, query, self.body, sorted(self.headers.items())]
         return sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -27,13 +27,14 @@ from resilient.core.base.errors import ResourceStopped, SecretsUnreadable, Setup
 from resilient.core.base.frames import frameless
 from resilient.core.base.loggers import logger
 from resilient.core.provider.placeholders import names_in
-from resilient.engine.accounts import seals
+from resilient.engine.accounts import seals, sharing
 from resilient.engine.ground.foreign import called
 from resilient.store.accounts import connections, grants
 from resilient.store.accounts.secrets import VARIABLE, key_id_of
+from resilient.store.db.direct import direct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -145,6 +146,7 @@ class Account:
     provider: Provider
     access: Access
     endpoint: str = ""  # the resource that its token endpoint is
+    owners: Sequence[str] = ()  # of the grant, if the account is a guest of it: see `sharing.owners`
 
     @property
     def oauth(self) -> OAuth2 | None:
@@ -210,7 +212,7 @@ class Accounts:
         return account
 
     async def _read(self, key: str) -> Account | None:
-        bound, now = await self._run(_find, key)
+        bound, owners, now = await self._run(_find, key)
         self._ahead = now - self._ground.now()
         external = bound is not None and bound.grant.secrets is None and bound.grant.state in PROBED
         if (bound is None or external) and self.store is not None:
@@ -220,7 +222,9 @@ class Accounts:
         credentials = self.decrypt(bound.grant)
         if bound.grant.state in PROBED:
             seals.require(self.ring, bound, credentials)
-        return self._account_of(bound, credentials)
+        account = self._account_of(bound, credentials)
+        account.owners = owners
+        return account
 
     async def _read_from_app(self, key: str, bound: Bound | None) -> Account | None:
         """An account of the app's own table; its row, for lease and state, is inserted when it is first used."""
@@ -339,8 +343,12 @@ def _names(oauth: OAuth2 | None) -> frozenset[str]:
     return names_in(oauth.authorize_url, oauth.token_url, oauth.refresh_url, oauth.revoke_url)
 
 
-def _find(c: Connection, d: Dialect, key: str) -> tuple[Bound | None, datetime]:
-    return connections.find(c, d, key), d.now(c)
+@direct
+def _find(c: Connection, d: Dialect, key: str) -> tuple[Bound | None, Sequence[str], datetime]:
+    """The connection of an account, the owners of its grant if it is a guest there, and the time."""
+    bound = connections.find(c, d, key)
+    is_guest = bound is not None and sharing.GUEST in bound.details
+    return bound, sharing.owners(c, d, bound) if bound is not None and is_guest else (), d.now(c)
 
 
 def kind_of(provider: Provider, credentials: Credentials) -> str:

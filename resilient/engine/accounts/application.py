@@ -34,7 +34,8 @@ class Application:
         facts: Standing = await self._run(fuse.standing, grant)
         refusal = tokens.Refusal(
             explicit=tokens.is_explicit(failure, account.oauth), witness=grant.id in self._witnesses,
-            tenants=self.is_tenants(account), credible=facts.credible, others=facts.others, lately=facts.lately,
+            tenant_owned=self.is_tenant_owned(account), credible=facts.credible, others=facts.others,
+            accepted_lately=facts.accepted_lately,
         )  # fmt: skip
         verdict, provider = tokens.judge(refusal), account.provider.name
         if verdict is tokens.Verdict.OPEN:
@@ -46,27 +47,27 @@ class Application:
         return verdict is tokens.Verdict.APPLICATION
 
     async def _ask_witness(self, provider: str, ids: Sequence[UUID]) -> bool:
-        """Refresh a grant that has worked; return whether its provider is gated after that."""
+        """Refresh a grant that has worked; return whether its provider's gate is closed after that."""
         for id_ in ids:
             self._witnesses.add(id_)
             try:
-                lives = await self._fuse.lives([id_])
+                is_well = await self._fuse.probe([id_])
             finally:
                 self._witnesses.discard(id_)
             if await self._run(gates.auth_of, provider) == APP_REFUSED:
                 return True
-            if lives is not None:
+            if is_well is not None:
                 break
         return False
 
-    def is_tenants(self, account: Account) -> bool:
+    def is_tenant_owned(self, account: Account) -> bool:
         """Whether the customer owns the token endpoint, or the key that signs the requests to it."""
         facts = self._ground.providers[account.provider.name].oauth
         return (facts is not None and facts.at_tenants) or account.bound.grant.flow == "jwt_bearer"
 
-    async def taken(self, name: str) -> None:
+    async def note_accepted(self, name: str) -> None:
         """Note that the provider accepted the application: accounts that waited because it was refused go on."""
-        await self._run(fuse.client_taken, name)
+        await self._run(fuse.note_accepted, name)
 
     async def _run(self, fn: Any, *args: Any) -> Any:
         return await self._ground.database.transaction(fn, *args)

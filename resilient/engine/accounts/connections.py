@@ -25,7 +25,7 @@ from resilient.core.base.phrases import fits_header, nearest
 from resilient.core.base.resource_key import check, check_stored
 from resilient.core.jobs.records import plain
 from resilient.core.provider.placeholders import names_in
-from resilient.engine.accounts import seals
+from resilient.engine.accounts import seals, sharing
 from resilient.engine.accounts.access import adopt, carried, kind_of
 from resilient.engine.accounts.consent import Consent
 from resilient.engine.accounts.seals import reseal_grants, reseal_payloads
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 log = logger("connections")
 T = TypeVar("T")
 _SHOWN: Final = 5  # accounts in a line of the log
-_GUEST: Final = "resilient:guest"  # among the details, which are sealed, of an account that shares another one's grant
 
 
 class _Erased(ConsentRefused):
@@ -253,7 +252,7 @@ class Connections:
             )
         await self._db.write(None, gates.open_auth, check_stored(key), tokens.NOT_CONNECTED)
         bound = await self._db.read(None, connections.find, key)
-        rest: builtins.list[str] = [] if bound is None else await self._db.read(None, _who_stays, bound)
+        rest: builtins.list[str] = [] if bound is None else await self._db.read(None, sharing.who_stays, bound)
         if bound is not None and rest:
             await self._db.write(None, _hand_over, key, bound.grant.kind, EMPTY, self._grants.accounts)
             bound = await self._db.read(None, connections.find, key)
@@ -416,7 +415,7 @@ class Connections:
         self._ground.foresight.look_at(key)
         carried(provider, kind, credentials)
         await self._check_places(key, kind, credentials.values, details)
-        args = check(key), kind, credentials, flow, _own(details), self._grants
+        args = check(key), kind, credentials, flow, sharing.own(details), self._grants
         rest = await self._db.write(None, _put, *args, consent=consent)
         self._grants.accounts.forget()
         if rest:
@@ -466,28 +465,13 @@ def info_of(bound: Bound) -> ConnectionInfo:
     return ConnectionInfo(
         resource_key=bound.resource_key, provider=g.provider, kind=g.kind, state=g.state, state_since=g.state_since,
         grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
-        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=_own(bound.details),
+        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=sharing.own(bound.details),
     )  # fmt: skip
-
-
-def _own(details: Mapping[str, str]) -> dict[str, str]:
-    """Details without what we note among them."""
-    return {name: value for name, value in details.items() if name != _GUEST}
 
 
 def _end_return(c: Connection, d: Dialect, key: str, consent: str) -> None:
     if not connections.end_return(c, d, consent):
         raise _Erased(f"{key} was erased meanwhile: start again at the consent page")
-
-
-def _who_stays(c: Connection, d: Dialect, bound: Bound) -> list[str]:
-    """The accounts that go on with the grant of one that gets new credentials; none: these are for all that use it.
-
-    They are if all others share it as this one's (``grant_of=``), which older code did not note.
-    """
-    others = [one for one in connections.of_grant(c, d, bound.grant.id) if one.resource_key != bound.resource_key]
-    is_its_own = _GUEST not in bound.details and all(_GUEST in one.details for one in others)
-    return [] if is_its_own else [one.resource_key for one in others]
 
 
 def _put(
@@ -510,7 +494,7 @@ def _put(
         _end_return(c, d, key, consent)
     accounts, sealable, row = of_app.accounts, seals.noted(credentials), connections.lock(c, d, key)
     old = _untouched(accounts, row)
-    rest = [] if old is None else _who_stays(c, d, old)
+    rest = [] if old is None else sharing.who_stays(c, d, old)
     details = _details_of(accounts, row, details)
     if old is None or rest:
         id_, now = uuid7(), d.now(c)
@@ -567,7 +551,7 @@ def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
 def _details_of(accounts: Accounts, before: Bound | None, details: Mapping[str, str]) -> dict[str, str]:
     """The details that are given now; those that were given before if there are no new."""
     untouched = None if details else _untouched(accounts, before)
-    return _own(details if untouched is None else untouched.details)
+    return sharing.own(details if untouched is None else untouched.details)
 
 
 def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], of_app: Grants) -> None:
@@ -579,10 +563,10 @@ def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str
     if grant.secrets is not None:
         seals.require(accounts.ring, source, accounts.decrypt(grant))
     auth = "ok" if grant.state in tokens.USABLE else grant.state.value
-    is_same = before is not None and before.grant.id == grant.id
-    stays = is_same and before is not None and (key == other or _GUEST in source.details)  # the owner stays the owner
-    is_guest = _GUEST in before.details if stays and before is not None else True
-    details = {**_details_of(accounts, before, details), **({_GUEST: "1"} if is_guest else {})}
+    is_same, guest = before is not None and before.grant.id == grant.id, sharing.GUEST
+    stays = is_same and before is not None and (key == other or guest in source.details)  # the owner stays the owner
+    is_guest = guest in before.details if stays and before is not None else True
+    details = {**_details_of(accounts, before, details), **({guest: "1"} if is_guest else {})}
     connections.bind(c, d, key, grant.id, details, auth, seal=seals.seal(accounts.ring, key, grant.id, details))
     if before is not None and not is_same:
         grants.delete_if_unused(c, d, before.grant.id)

@@ -125,7 +125,7 @@ class Consent:
         name = key.partition("/")[0]
         facts = self._ground.providers[name].oauth
         if facts is not None and not facts.at_tenants:
-            await self._db.write(None, fuse.client_taken, name)
+            await self._db.write(None, fuse.note_accepted, name)
         uri = {"redirect_uri": expected.uri} if oauth.refresh_redirect else {}
         made = replace(made, values={**made.values, **kept, **uri})
         return Granted(key, made, {**expected.details, **kept}, expected.note, _hashed(parameters["state"]))

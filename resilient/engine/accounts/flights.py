@@ -1,7 +1,7 @@
-"""Refreshes under way in this process: whoever waits for one may go, and it goes on to its end.
+"""The refreshes that are under way in this process. Each goes on to its end, also if its callers are cancelled.
 
-A refresh uses up a refresh token, so a caller that is cancelled must not break it off. Each is a task of its own, in
-the event loop that it began in: an app is used from one loop after another, and only that loop can wait for it.
+A refresh uses up a refresh token, so it must not be broken off. It is a task of its own (a flight). An app may be used
+from several event loops, one after the other; only the loop that a flight began in can wait for it.
 """
 
 from __future__ import annotations
@@ -25,39 +25,42 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: set[Flight] = set()
-        self._of_grants: dict[tuple[asyncio.AbstractEventLoop, UUID], Flight] = {}
+        self._by_grant: dict[tuple[asyncio.AbstractEventLoop, UUID], Flight] = {}
 
     async def join(self, id_: UUID, refresh: Callable[[], Refresh], patience: float | None) -> bool:
-        """Wait for the flight of a grant, begun if there is none; False if ``patience`` seconds were not enough."""
+        """Wait for the flight of a grant, and start it if there is none.
+
+        Returns False if it has not ended after ``patience`` seconds.
+        """
         place = asyncio.get_running_loop(), id_
-        flight = self._of_grants.get(place)
+        flight = self._by_grant.get(place)
         if flight is None:
-            flight = self._of_grants[place] = self._begun(refresh())
-            flight.add_done_callback(lambda _: self._of_grants.pop(place))
+            flight = self._by_grant[place] = self._start(refresh())
+            flight.add_done_callback(lambda _: self._by_grant.pop(place))
         done, _ = await asyncio.wait({flight}, timeout=patience)
         if done:
             flight.result()
         return bool(done)
 
-    async def alone(self, refresh: Refresh) -> None:
-        """Wait for a flight that nobody else joins."""
-        flight = self._begun(refresh)
+    async def run_alone(self, refresh: Refresh) -> None:
+        """Start a flight that nobody else joins, and wait for it."""
+        flight = self._start(refresh)
         await asyncio.wait({flight})
         flight.result()
 
-    async def landed(self) -> None:
-        """Wait for those of this loop. A caller that is cancelled meanwhile breaks none of them off."""
+    async def wait_all(self) -> None:
+        """Wait for all flights of this loop. A caller that is cancelled breaks none of them off."""
         loop = asyncio.get_running_loop()
         while under_way := [one for one in self._flights if one.get_loop() is loop]:
             await asyncio.wait(under_way)
 
-    def _begun(self, refresh: Refresh) -> Flight:
+    def _start(self, refresh: Refresh) -> Flight:
         flight = asyncio.create_task(refresh, name="refresh", context=apart())
         self._flights.add(flight)
-        flight.add_done_callback(self._over)
+        flight.add_done_callback(self._remove)
         return flight
 
-    def _over(self, flight: Flight) -> None:
+    def _remove(self, flight: Flight) -> None:
         self._flights.discard(flight)
         if not flight.cancelled():
             flight.exception()  # its waiters have it

@@ -147,24 +147,24 @@ class Fuse:
         for name, facts in rows.items():
             try:
                 if facts.auth in SHUT and await self._run(_turn, name, facts):
-                    await self._probe(name, facts)
+                    await self._probe_provider(name, facts)
             except DatabaseUnreachable:
                 raise
             except Exception as error:  # noqa: BLE001 - one provider's keeps no other waiting; the next round probes again
                 log.warning("cannot find out whether %s is well again (%s)", name, _shown(error))
 
-    async def _probe(self, provider: str, facts: ResourceFacts) -> None:
+    async def _probe_provider(self, provider: str, facts: ResourceFacts) -> None:
         """Probe once; see the top of this file for what the answers mean."""
         if facts.auth == APP_REFUSED:
-            await self.lives(await self._run(store.well, provider))
+            await self.probe(await self._run(store.well, provider))
             return
         suspects = await self._run(store.suspects, provider)
-        answers = [await self._answer(one) for one in suspects[:_PROBED]]
+        answers = [await self._probe_grant(one) for one in suspects[:_PROBED]]
         _require_some(answers)
         if True in answers or not suspects:
             cleared = await self.release(provider, believed=True)
             log.warning("%s erred: %d grants that it had called dead are used again", provider, cleared)
-        elif False in answers and await self.lives(await self._run(store.well, provider)):
+        elif False in answers and await self.probe(await self._run(store.well, provider)):
             dead = await self.confirm(provider)
             log.warning("%s is well and still refuses %d grants: their customers are told", provider, dead)
             self._alerts.soon()
@@ -184,18 +184,18 @@ class Fuse:
         self._accounts.forget()
         return len(dead)
 
-    async def lives(self, ids: Sequence[UUID]) -> bool | None:
-        """Whether the first of these grants that can be probed lives; None if none can."""
+    async def probe(self, ids: Sequence[UUID]) -> bool | None:
+        """Probe these grants until one gives an answer; return whether it lives, or None if none can be probed."""
         answers: list[bool | Exception | None] = []
         for id_ in ids[:_PROBED]:
-            answer = await self._answer(id_)
+            answer = await self._probe_grant(id_)
             if isinstance(answer, bool):
                 return answer
             answers.append(answer)
         _require_some(answers)
         return None
 
-    async def _answer(self, id_: UUID) -> bool | Exception | None:
+    async def _probe_grant(self, id_: UUID) -> bool | Exception | None:
         """Whether a grant lives; None if it cannot be probed; the error of its account, which is no other account's."""
         try:
             keys = await self._run(grants.keys_of, id_)

@@ -33,6 +33,7 @@ from resilient.core.accounts.tokens import (
     GrantState,
     RefreshFailure,
 )
+from resilient.core.alerts.rules import of_credentials
 from resilient.core.base import bounds
 from resilient.core.base.errors import (
     ConnectionNotFound,
@@ -61,6 +62,7 @@ from resilient.engine.accounts.access import (
 from resilient.engine.accounts.application import Application
 from resilient.engine.accounts.flights import Flights
 from resilient.engine.accounts.fuse import Fuse
+from resilient.engine.accounts.missing_keys import GATE, MissingKeys
 from resilient.engine.accounts.revocation import revoke_if_unwanted
 from resilient.engine.accounts.token_endpoints import TokenEndpoints
 from resilient.store.accounts import connections, grants
@@ -110,6 +112,7 @@ class Grants:
         table = None if store is None else in_threads(store)
         self._ground, self._alerts, self._store = ground, alerts, table
         self.accounts = Accounts(ground, ring, table)
+        self.missing_keys = MissingKeys(ground, ring)
         self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
         self._application = Application(ground, self.fuse)
         self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
@@ -123,7 +126,7 @@ class Grants:
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
-        await self._flights.landed()
+        await self._flights.wait_all()
         await self._endpoints.close()
 
     # -- using -----------------------------------------------------------------------------------------------
@@ -191,11 +194,19 @@ class Grants:
 
     @contextlib.asynccontextmanager
     async def _readable(self, key: str) -> AsyncIterator[None]:
-        """Gate the account if its credentials cannot be decrypted in this block. Raises `ResourceStopped`."""
+        """Gate the account if its credentials cannot be decrypted in this block, here and elsewhere.
+
+        Raises `ResourceStopped`.
+        """
         try:
             yield
         except SecretsUnreadable as error:
             bound = await self._run(connections.find, key)
+            if await self.missing_keys.are_elsewhere(bound):
+                if self.missing_keys.note(key):
+                    log.warning("%s is left to other workers: %s", key, error)
+                    self._alerts.add(of_credentials(key, UNREADABLE, self.accounts.now()))
+                raise ResourceStopped(key, GATE) from error
             if bound is not None:
                 log.warning("%s waits: %s", key, error)
                 await self._run(connections.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=self._tells)
@@ -226,6 +237,10 @@ class Grants:
         try:
             async with asyncio.timeout(LOOK):
                 account = await self.accounts.load(key)
+        except SecretsUnreadable:
+            if await self.missing_keys.are_elsewhere(await self._run(connections.find, key)):
+                await self._run(gates.open_auth, key, auth)
+            return
         except ResilientError:  # it lacks the same as before
             return
         except Exception as error:  # noqa: BLE001 - of the app's own table; one account's error keeps no other waiting
@@ -305,7 +320,7 @@ class Grants:
         account = await self.accounts.load(key)
         if account is None or account.oauth is None or account.bound.grant.state not in PROBED:
             return await self.access(key)
-        await self._flights.alone(self._probed(account))
+        await self._flights.run_alone(self._probed(account))
         return (await self._again(key)).access
 
     # -- refreshing ------------------------------------------------------------------------------------------
@@ -336,7 +351,7 @@ class Grants:
         if account is None or account.oauth is None:
             return None
         try:
-            await self._flights.alone(self._probed(account))
+            await self._flights.run_alone(self._probed(account))
         except _Died:
             return False
         except ResourceStopped:
@@ -473,7 +488,7 @@ class Grants:
             return
         if grant.flow == "jwt_bearer":  # its key is what stays
             fresh = replace(fresh, refresh_token=credentials.refresh_token, previous="", previous_until=None)
-        await self._commit(key, oauth, grant, credentials, fresh, own=own)
+        await self._commit(account, oauth, grant, credentials, fresh, own=own)
 
     async def _ask(self, oauth: OAuth2, grant: Grant, old: Credentials, now: datetime, look: Look) -> TokenAnswer:
         client = self.client_of(grant.provider)
@@ -485,13 +500,13 @@ class Grants:
         return await client.refresh(oauth, old.refresh_token, now, look)
 
     async def _commit(
-        self, key: str, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool
+        self, account: Account, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool
     ) -> None:
         """Store the new credentials before anybody uses them; try for `COMMITTING` seconds if the database is away."""
         until, cancelled = time.monotonic() + COMMITTING, None
         while True:
             try:
-                if await self._stored(key, oauth, grant, old, fresh, own=own, last=time.monotonic() > until):
+                if await self._stored(account, oauth, grant, old, fresh, own=own, last=time.monotonic() > until):
                     break
                 await asyncio.sleep(spread_upwards(1.0, self._roll()))
             except asyncio.CancelledError as error:  # as at the end of a loop, which waits for those it cancels
@@ -502,8 +517,10 @@ class Grants:
             raise cancelled
 
     async def _stored(
-        self, key: str, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool, last: bool
-    ) -> bool:
+        self, account: Account, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool,
+        last: bool,
+    ) -> bool:  # fmt: skip
+        key = account.bound.resource_key
         try:
             if own:
                 new: Any = partial(self.accounts.encrypt_renewed, credentials=fresh)
@@ -521,17 +538,17 @@ class Grants:
             return False
         if won:
             log.info("the token of %s was refreshed (version %d)", key, grant.version + 1)
-            await self._application.taken(key.partition("/")[0])
+            await self._application.note_accepted(key.partition("/")[0])
         if not won:
-            await revoke_if_unwanted(self._endpoints, self._ground, key, oauth, grant, old, fresh)
+            await revoke_if_unwanted(self._endpoints, self._ground, account, oauth, grant, old, fresh)
         return True
 
     async def _failed(self, account: Account, grant: Grant, failure: Failure) -> None:
         """Write what a failed refresh means. Raises `ResourceStopped` unless another process refreshed the grant."""
         key, name, endpoint = account.bound.resource_key, account.provider.name, account.endpoint
         kind, now = tokens.refresh_failure(failure), self.accounts.now()
-        if kind is RefreshFailure.DEAD and not self._application.is_tenants(account):
-            await self._application.taken(name)
+        if kind is RefreshFailure.DEAD and not self._application.is_tenant_owned(account):
+            await self._application.note_accepted(name)
         unexplained = kind in (RefreshFailure.UNEXPLAINED, RefreshFailure.MISCONFIGURED)
         hopeless = unexplained and tokens.is_hopeless(grant.refusals + 1, grant.refused_since, now)
         if kind is RefreshFailure.DEAD or hopeless:

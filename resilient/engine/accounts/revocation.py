@@ -2,7 +2,8 @@
 
 `Connections.disconnect` revokes what is stored. A refresh that is under way meanwhile brings newer tokens, which the
 provider would take for as long as they last. Not if the account has other credentials by now, whichever way it came to
-them: many a provider would revoke all tokens of the application with the older one. Best effort: a failure is logged.
+them: many a provider would revoke all tokens of the application with the older one. Of a grant that several accounts
+share its owner's count (`sharing.py`). Best effort: a failure is logged.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from resilient.core.base.loggers import logger
 from resilient.store.accounts import connections, grants
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Connection
 
     from resilient.core.accounts.tokens import Credentials
     from resilient.core.base.errors import Failure
     from resilient.core.provider.auth import OAuth2
+    from resilient.engine.accounts.access import Account
     from resilient.engine.accounts.token_endpoints import TokenEndpoints
     from resilient.engine.ground.ground import Ground
     from resilient.store.accounts.grants import Grant
@@ -31,19 +35,19 @@ log = logger("grants")
 async def revoke_if_unwanted(
     endpoints: TokenEndpoints,
     ground: Ground,
-    key: str,
+    account: Account,
     oauth: OAuth2,
     before: Grant,
     old: Credentials,
     fresh: Credentials,
 ) -> None:
-    """Revoke what a refresh brought, if its grant was given up or deleted since it began (``before``)."""
-    secret = tokens.revocable(fresh, before.flow)
+    """Revoke what a refresh of an account brought, if its grant was given up or deleted since then (``before``)."""
+    key, secret = account.bound.resource_key, tokens.revocable(fresh, before.flow)
     if not oauth.revoke_url or not secret or secret == tokens.revocable(old, before.flow):
         return
     failure: Failure | Exception | None
     try:
-        if await ground.database.transaction(_is_wanted, key, before):
+        if await ground.database.transaction(_is_wanted, account.owners or (key,), before):
             return
         failure = await endpoints.client_of(before.provider).revoke(oauth, secret, ground.now())
     except Exception as error:  # noqa: BLE001 - the refresh is over, whatever becomes of its tokens
@@ -55,8 +59,13 @@ async def revoke_if_unwanted(
         log.warning("%s was disconnected during a refresh: the token that came could not be revoked (%s)", key, reason)
 
 
-def _is_wanted(c: Connection, d: Dialect, key: str, before: Grant) -> bool:
-    """Whether the grant is still there, or its account uses another one."""
-    row, bound = grants.read(c, d, before.id), connections.find(c, d, key)
-    present = (row, None if bound is None else bound.grant)
-    return any(one is not None and one.state is not GrantState.REVOKED for one in present)
+def _is_wanted(c: Connection, d: Dialect, owners: Sequence[str], before: Grant) -> bool:
+    """Whether the grant is still there, or an owner of it uses another one.
+
+    What a guest of it uses by now says nothing about the owners.
+    """
+    row = grants.read(c, d, before.id)
+    if row is not None and (row.state is not GrantState.REVOKED or grants.keys_of(c, d, row.id)):
+        return row.state is not GrantState.REVOKED
+    present = [connections.find(c, d, key) for key in owners]
+    return any(one is not None and one.grant.state is not GrantState.REVOKED for one in present)

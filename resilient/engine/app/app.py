@@ -44,7 +44,7 @@ from resilient.engine.jobs import queue
 from resilient.engine.jobs.api import Jobs
 from resilient.engine.jobs.queue import Queue
 from resilient.engine.jobs.workflows import SyncWorkflow, Workflow, Workflows
-from resilient.engine.run.relay import named, relays, usual_caps
+from resilient.engine.run.relay import by_name, default_caps, make_relays
 from resilient.engine.schedules.schedules import Schedules
 from resilient.engine.sync import Streams
 from resilient.store.accounts.secrets import KeyRing, from_environment
@@ -154,8 +154,8 @@ class Resilient:
         http: Mapping[str, PoolSettings] | PoolSettings | None = None,
     ) -> None:
         self.database = _opened(database, connections, schema=schema, clock=clock, generic_plans=generic_plans)
-        to = named(destinations)
-        self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *relays(to)])
+        to = by_name(destinations)
+        self.kinds: Mapping[str, Handler[Any, Any]] = by_kind([*handlers, *make_relays(to)])
         self.declared: Mapping[str, Kind[Any]] = {**{k.kind: k for k in kinds}, **self.kinds}
         self.providers = registry(providers)
         self.policies = _policies(
@@ -527,7 +527,7 @@ def _policies(
     rates, caps = {**limits_of(providers), **(limits or {})}, {**caps_of(providers), **(concurrency or {})}
     patterns = chain(limits or (), concurrency or (), *(one or () for one in others.values()))
     warn_of_roots(patterns, {provider.name for provider in providers})
-    return Policies(rates, caps, tenancies=tenancies_of(providers), usual=usual_caps(destinations), **others)
+    return Policies(rates, caps, tenancies=tenancies_of(providers), usual=default_caps(destinations), **others)
 
 
 def _opened(target: Any, connections: int, **options: Any) -> Database:

@@ -1,23 +1,26 @@
-"""The open connections to destinations: each worker has one for each destination, opened for the first event.
+"""The open connections to destinations: a worker has one to each destination, and opens it for the first event.
 
-A connection that was lost is closed, and the next event opens another one; events that were in flight over it have
-their own errors. (A publisher that ``mends`` itself stays open: it has a connection for each event.) A destination that
-confirms nothing in time is treated as lost; a confirmation after that is ignored.
+A connection that is lost is closed, and the next event opens another one. Each event that was in flight over it gets
+an error of its own. A publisher that ``mends`` itself stays open: it has a connection for each event. An event that is
+not confirmed in time means that the connection is lost; a later confirmation is ignored.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, TypeVar
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from resilient.core.base.errors import FailureKind, JobFailure, ResourceStopped
 from resilient.core.base.loggers import apart, logger
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.foreign import contained
-from resilient.wire.publishers.base import ConnectionLost, lost
+from resilient.wire.publishers.base import ConnectionLost, is_away, lost
+from resilient.wire.requests.redact import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from resilient.core.base.errors import Failure
     from resilient.core.events.message import Message
@@ -39,11 +42,11 @@ class Publishers:
         self._well: set[str] = set()
 
     def is_well(self, name: str) -> bool:
-        """Whether a destination answered its latest event, and was not away."""
+        """Whether a destination has answered its latest event."""
         return name in self._well
 
     def note(self, name: str, *, is_well: bool) -> None:
-        """Note whether a destination answered an event, or was away."""
+        """Note whether a destination has answered an event (or was away)."""
         (self._well.add if is_well else self._well.discard)(name)
 
     async def publish(self, name: str, message: Message) -> None:
@@ -51,11 +54,11 @@ class Publishers:
         await self.hand_over(name, await self.open(name), message)
 
     async def hand_over(self, name: str, publisher: Publisher, message: Message) -> None:
-        """`publish` over a connection that is open. An error of `open` is none of these: then nothing was sent."""
+        """Publish over a connection that is open already, so that each error is about this event, which was sent."""
         destination = self._destinations[name]
         try:
             async with asyncio.timeout(destination.timeout):
-                await _through(name, publisher.publish(message))
+                await _run_alone(name, publisher.publish, message)
         except TimeoutError:
             self._forget(name, publisher)
             raise lost(f"{name} confirmed nothing within {destination.timeout:g} s", "no_confirm") from None
@@ -64,7 +67,7 @@ class Publishers:
             raise
 
     async def open(self, name: str) -> Publisher:
-        """The connection to a destination. Events that wait while it is opened share one attempt and its error."""
+        """Open the connection to a destination, if it is not open. All callers meanwhile share one attempt."""
         if (publisher := self._open.get(name)) is not None:
             return publisher
         task, destination = self._opening.get(name), self._destinations[name]
@@ -72,9 +75,12 @@ class Publishers:
             task = self._opening[name] = asyncio.get_running_loop().create_task(
                 self._connect(name, destination), context=apart()
             )
-            task.add_done_callback(lambda _: self._opening.pop(name, None))
+            task.add_done_callback(partial(self._end_opening, name))
         try:
-            return await asyncio.shield(task)
+            async with asyncio.timeout(2 * destination.timeout):  # `connect` may catch its own timeout's cancellation
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise lost(f"{name} does not answer, and what connects to it does not end", "broker_down") from None
         except asyncio.CancelledError:
             raise _broken_off(name) from None
         except ConnectionLost as error:
@@ -83,19 +89,24 @@ class Publishers:
     async def _connect(self, name: str, destination: Destination) -> Publisher:
         try:
             async with asyncio.timeout(destination.timeout):
-                publisher = self._open[name] = await _through(name, destination.connect())
+                publisher = self._open[name] = await _run_alone(name, destination.connect)
         except TimeoutError:
             raise lost(f"{name} does not answer within {destination.timeout:g} s", "broker_down") from None
         except ResourceStopped:
             raise
-        except Exception as error:  # no event's own fault, and a gate must close: each batch would try it anew
+        except Exception as error:  # it must close a gate: else each batch would connect again
             failure = error.failure if isinstance(error, JobFailure) else None
-            if failure is not None and _closes_a_gate(failure):
+            if failure is not None and _closes_gate(failure):
                 raise
             kind = type(error).__name__
             code = kind if failure is None or not failure.code else failure.code
-            raise lost(f"{name} cannot be connected to: {kind}: {error}", code) from error
+            raise lost(f"{name} cannot be connected to: {kind}: {value_text(error)}", code) from error
         return publisher
+
+    def _end_opening(self, name: str, task: asyncio.Task[Publisher]) -> None:
+        self._opening.pop(name, None)
+        if not task.cancelled():
+            task.exception()  # its waiters have it, unless they were all cancelled
 
     def _forget(self, name: str, publisher: Publisher) -> None:
         if self._open.get(name) is publisher and not getattr(publisher, "mends", False):
@@ -107,36 +118,44 @@ class Publishers:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Close them all."""
-        for task in list(self._opening.values()):
+        """Close them all; one that does not end is left behind."""
+        opening = list(self._opening.values())
+        for task in opening:
             task.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await _wait(opening)
         for name in list(self._open):
             self._close(name)
-        if self._closing:
-            await asyncio.gather(*self._closing)
+        await _wait(self._closing)
 
 
-def _closes_a_gate(failure: Failure) -> bool:
-    """Whether all events wait for what it says: for a time, or for the destination's circuit."""
-    if failure.kind in (FailureKind.THROTTLED, FailureKind.QUOTA):
-        return True
-    return failure.kind is FailureKind.TRANSIENT and failure.counts_for_breaker is not False
+async def _wait(tasks: Collection[asyncio.Task[Any]]) -> None:
+    if tasks:  # each is bounded, unless it catches its cancellation
+        await asyncio.wait(tasks, timeout=_CLOSE_PATIENCE + 1)
 
 
-async def _through(name: str, work: Awaitable[T]) -> T:
-    """Await what a destination does, which may be the program's own code."""
-    with contained():
-        try:
-            return await work
-        except asyncio.CancelledError:
-            raise _broken_off(name) from None
+def _closes_gate(failure: Failure) -> bool:
+    """Whether it closes a gate that all events wait for: a throttle, or the destination's circuit."""
+    return failure.kind in (FailureKind.THROTTLED, FailureKind.QUOTA) or is_away(failure)
+
+
+async def _run_alone(name: str, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Call a function of a destination in a task of its own: the program's code, or a library, may cancel its task."""
+    try:
+        return await asyncio.get_running_loop().create_task(_contain(fn, *args))
+    except asyncio.CancelledError:
+        raise _broken_off(name) from None
+
+
+async def _contain(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+    with contained(), contextlib.suppress(asyncio.CancelledError):
+        return await fn(*args)
+    raise asyncio.CancelledError  # of this task alone, whoever raised it or cancelled the task
 
 
 def _broken_off(name: str) -> ConnectionLost:
-    """The error for a client that cancels the task waiting for it. Taken for a worker's, it would lose the event.
+    """The error for a call that was cancelled, but not by the worker; raises `CancelledError` if it was.
 
-    Raises `CancelledError` if this task itself is cancelled.
+    A cancellation by the client would be taken for one by the worker, and its event would be lost.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -154,7 +173,10 @@ async def _close(name: str, publisher: Publisher) -> None:
 
 
 def require(destinations: Mapping[str, Destination], kinds: Iterable[str]) -> None:
-    """Raise `MissingExtra` if a worker of these kinds could not publish: when it is made, not with the first event."""
+    """Raise `MissingExtra` if a library is missing that a worker of these kinds publishes with.
+
+    Called when the worker is made, before the first event.
+    """
     names = set(kinds)
     for name, one in destinations.items():
         if PREFIX + name in names:

@@ -13,7 +13,6 @@ handlers.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -28,7 +27,7 @@ from resilient.core.base import resource_key as keys
 from resilient.core.base.errors import BadPayload, InvalidInput, NaiveDatetime, PayloadTooLarge, UnknownKind
 from resilient.core.base.instants import in_utc
 from resilient.core.base.loggers import logger
-from resilient.core.base.misfit import explained_class, is_number, is_whole
+from resilient.core.base.misfit import STORABLE, explained_class, is_number, is_whole
 from resilient.core.base.phrases import nearest
 from resilient.core.jobs.records import SEALED, START, is_sealed, without_sealed
 from resilient.engine.ground import sealing
@@ -441,13 +440,12 @@ def _tags(tags: Mapping[str, str] | None) -> str | None:
             raise InvalidInput(
                 f"tag {name!r} must be text of at most 255 characters under a name of at most 64, not {value!r}"
             )
-        if not _STORABLE.fullmatch(name + value):
+        if not STORABLE.fullmatch(name + value):
             raise InvalidInput(f"tag {name!r} has a character that no database stores (NUL, half a pair): {value!r}")
     text: str = _JSON.dump_json(dict(tags)).decode()
     return text
 
 
-_STORABLE: Final = re.compile("[^\\x00\\ud800-\\udfff]*")
 _JSON: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 
 

@@ -46,6 +46,8 @@ STUCK_PATIENCE: Final = 300.0  # seconds for which a stuck handler keeps its job
 class Wakeable(Protocol):
     """A worker of this process."""
 
+    id: str
+
     def wake(self) -> None:
         """There may be work; called from any thread."""
 

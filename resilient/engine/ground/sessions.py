@@ -26,13 +26,21 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, P
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import greenlet_spawn
 
 from resilient.core.base.errors import DatabaseBusy, DatabaseUnreachable, InvalidInput, SetupError
 from resilient.store.db import pool
+from resilient.store.db.file import guard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
@@ -368,6 +376,11 @@ class SessionEngines:
         self._sync: Engine | None = None
         self._async: AsyncEngine | None = None
 
+    @property
+    def makes_new(self) -> bool:
+        """Whether each session is a new one for certain: a function may give out one that its thread or task keeps."""
+        return self.factory is None or isinstance(self.factory, (sessionmaker, async_sessionmaker, type))
+
     def made(self, kind: type[AsyncSession | Session]) -> Any:
         """A session of this kind for a handler. Raises `SetupError` if the program's factory makes another one."""
         if self.factory is None:
@@ -414,7 +427,9 @@ class SessionEngines:
         if database.file is None:
             raise SetupError(_IN_MEMORY)
         url, options = database.url.set(drivername="sqlite+aiosqlite"), {"timeout": 30}
-        return create_async_engine(url, hide_parameters=True, connect_args=options)
+        engine = create_async_engine(url, hide_parameters=True, connect_args=options)
+        guard(engine.sync_engine, database.file)
+        return engine
 
     async def close(self) -> None:
         """Close what was made here. What is used again opens anew."""

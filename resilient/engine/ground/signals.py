@@ -1,7 +1,8 @@
-"""How often a process was signalled to stop."""
+"""The signals that stop a process, and how often it was given one."""
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -25,3 +26,10 @@ class SignalCount:
         self._at = now
         self._count += 1
         return self._count
+
+
+def stop_signals() -> list[int]:
+    """SIGTERM, SIGINT, and that of a terminal which closes, unless the process was told to ignore it (``nohup``)."""
+    hangup: int | None = getattr(signal, "SIGHUP", None)  # not on Windows
+    is_heard = hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([hangup] if hangup is not None and is_heard else [])]

@@ -21,6 +21,7 @@ from resilient.core.inspect.why import stands_still
 from resilient.core.provider.facts import warning
 from resilient.engine.ground.providers import also_installed_by, hidden_by
 from resilient.store.accounts import connections
+from resilient.store.accounts.secrets import HOW
 from resilient.store.db import schema
 from resilient.store.db.wake import listener_name
 from resilient.store.inspect import health
@@ -62,14 +63,17 @@ async def examine(
     keys: Collection[str] | None = None,
     host_now: Callable[[], datetime] = lambda: datetime.now(UTC),
     makes_tables: bool = False,
+    own_table: bool = False,
 ) -> list[Finding]:
     """Look at everything. Never raises for a database that is away, outdated or not ours to look into.
 
     ``providers``: those of the program, whose facts may be old; ``keys``: the ids of its keys for secrets;
-    ``makes_tables``: whether the program makes them itself, and a file, when it is first used.
+    ``makes_tables``: whether the program makes them itself, and a file, when it is first used; ``own_table``: whether
+    credentials are in a table of the program's own.
     """
     names = check_names(hidden_by(), also_installed_by())
-    facts = [*names, *check_facts(providers, host_now().date())]
+    providers = list(providers)
+    facts = [*names, *check_facts(providers, host_now().date()), *check_key(providers, keys, own_table=own_table)]
     disk = await asyncio.to_thread(_check_file, database)  # before it is opened: a full one does not let us
     try:
         await schema.check(database)
@@ -95,7 +99,7 @@ async def examine(
         if makes_tables and isinstance(outdated, SchemaOutdated):
             message = "this program makes the tables, or brings them up to date, when it is first used"
             return [*findings, Finding("schema", "ok", message), *facts]
-        remedy = database.dialect.upgrade_with if isinstance(outdated, SchemaOutdated) else "deploy what fits"
+        remedy = f"`{database.dialect.upgrade_with}`" if isinstance(outdated, SchemaOutdated) else "deploy what fits"
         return [*findings, Finding("schema", "fail", str(outdated), remedy), *facts]
     if not database.is_sqlite and not database.dialect.generic_plans:
         message = (
@@ -392,7 +396,7 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
     if not alive:
         level: Level = "fail" if contents.waiting else "warn"
         message = "no worker is alive" + (", and jobs are waiting" if contents.waiting else "")
-        yield Finding("workers", level, message, "resilient worker")
+        yield Finding("workers", level, message, "start one: `resilient worker`")
         return
     yield Finding("workers", "ok", f"{len(alive)} alive")
     if unknown := sorted({kind for kind, _ in contents.waiting} - kinds):
@@ -457,7 +461,7 @@ def _check_schedules(contents: Contents) -> Iterator[Finding]:
             "schedules",
             "warn",
             f"schedule {name} is due since {moment(since)}{others} and does not tick",
-            "start a worker of the program that declares it; if none does any more: resilient schedules remove NAME",
+            "start a worker of the program that declares it; if none does any more: `resilient schedules remove NAME`",
         )
 
 
@@ -515,6 +519,20 @@ def check_secrets(sealed: Mapping[str, int], keys: Collection[str]) -> Iterator[
         )
     elif every:
         yield Finding("secrets", "ok", f"all {every} stored credentials can be read")
+
+
+def check_key(providers: Iterable[Provider], keys: Collection[str] | None, *, own_table: bool) -> Iterator[Finding]:
+    """Which providers' accounts cannot be connected, because no key is given to encrypt their credentials."""
+    names = sorted(one.name for one in providers if one.auth and not one.anonymous)
+    if names and keys is not None and not keys and not own_table:
+        more = f" and {counted(len(names) - MOST_NAMED, 'other')}" if len(names) > MOST_NAMED else ""
+        yield Finding(
+            "secrets",
+            "warn",
+            f"no account of {', '.join(names[:MOST_NAMED])}{more} can be connected: credentials are stored encrypted,"
+            " and no key is given",
+            HOW,
+        )
 
 
 def check_names(hidden_by: str, others: Sequence[str]) -> list[Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typing
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from pydantic import TypeAdapter
@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from uuid_utils.compat import uuid7
 
 from resilient.core.base.errors import InvalidInput, NoResult, WorkflowNotFound, WorkflowOver
-from resilient.core.base.misfit import explained_calls
+from resilient.core.base.misfit import check_storable, explained_calls
 from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import OVER, StepFacts, WorkflowInfo, WorkflowState, plan, stands_still
 from resilient.engine.ground import sessions
@@ -30,7 +30,7 @@ from resilient.engine.ground.kinds import Handler, Kind
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
-from resilient.store.jobs import changes, workflows
+from resilient.store.jobs import changes, dependencies, workflows
 from resilient.store.jobs.columns import NewJob
 from resilient.store.jobs.filters import as_id
 
@@ -354,6 +354,8 @@ class Workflows:
             raise InvalidInput(f"{state!r} is not a workflow state: use one of {', '.join(WorkflowState)}")
         if not 1 <= limit <= workflows.LIST_LIMIT:
             raise InvalidInput(f"limit={limit}: ask for 1 to {workflows.LIST_LIMIT:,} workflows at a time")
+        if name is not None:
+            check_storable("name", name)
         last = None if after is None else as_id(after, "workflow")
         return await self._db.read(session, workflows.page, state=state, name=name, after=last, limit=limit)
 
@@ -361,9 +363,11 @@ class Workflows:
     async def cancel(self, workflow_id: UUID | str, *, session: CallersSession = None) -> WorkflowInfo:
         """Turn a workflow around: unfinished steps are cancelled, the others undone.
 
-        It begins within a second. Nothing happens to a workflow that is over.
+        It begins within a second, with ``session=`` after its commit, as the workflow returned says it will be. Nothing
+        happens to a workflow that is over.
         """
-        return await self._db.write(session, _cancel, as_id(workflow_id, "workflow"))
+        id_, poke = as_id(workflow_id, "workflow"), self._ground.poke
+        return await self._db.write(session, _cancel, id_, lambda d: queue.ends(session, d, poke))
 
 
 class SyncWorkflows(SyncFacade[Workflows]):
@@ -380,12 +384,18 @@ def _require(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
     return row
 
 
-def _cancel(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo:
-    row = workflows.find(c, d, id_, lock=True)
-    if row is not None and row[1] == WorkflowState.RUNNING:
-        state, reason = WorkflowState.UNDOING, "it was cancelled"
-        workflows.write(c, d, id_, state, reason, d.now(c), over=False, attention=True)
-    return _require(c, d, id_)
+def _cancel(
+    c: Connection, d: Dialect, id_: UUID, ends_of: Callable[[Dialect], dependencies.Ends | None]
+) -> WorkflowInfo:
+    """``ends_of``: what goes on with a program's commit that is still to come: a workflow is locked after all jobs."""
+    if (later := ends_of(d)) is None:
+        workflows.cancel(c, d, [id_], (), d.now(c))
+        return _require(c, d, id_)
+    info = _require(c, d, id_)
+    if info.state is not WorkflowState.RUNNING:
+        return info
+    later.workflows.add(id_)
+    return replace(info, state=WorkflowState.UNDOING, reason=workflows.CANCELLED)
 
 
 # -- staging -----------------------------------------------------------------------------------------------------------
@@ -425,6 +435,9 @@ def _attend(
 ) -> WorkflowState:
     """Do what is to be done for one locked workflow; what somebody else holds is left for the next look."""
     again = False
+    if state is WorkflowState.RUNNING and plan(state, workflows.states_of(c, d, id_)).state is state:
+        workflows.write(c, d, id_, state, reason, now, over=False, attention=False)
+        return state  # most looks end here: what else is known of a thousand steps need not be read for each of them
     for _ in range(_ROUNDS):
         steps = workflows.steps_of(c, d, [id_])[id_]
         todo = plan(state, [_facts(step) for step in steps])
@@ -470,7 +483,7 @@ def _begin_undo(c: Connection, d: Dialect, step: Row[Any]) -> None:
         id=uuid7(),
         kind=step.undo_kind,
         resource_key=step.resource_key,
-        payload=step.undo_payload or "null",
+        payload=workflows.undo_payload(c, d, step.workflow_id, step.name) or "null",
         payload_version=step.undo_version,
         max_attempts=step.undo_max_attempts,
         followed=True,
@@ -516,7 +529,7 @@ async def results_of(
 
     Raises `NoResult` if it belongs to none, if no step is meant, or one of them did not succeed.
     """
-    info = await db.read(session, _of_job, job_id)
+    info, results = await db.read(session, _of_job, job_id, step)
     if info is None:
         raise NoResult(f"job {job_id} is not a step of a workflow, so there are no results of other steps")
     meant = [s for s in info.steps if _means(step, s)]
@@ -526,7 +539,7 @@ async def results_of(
     for one in meant:
         if one.state is not JobState.SUCCEEDED:
             raise NoResult(f"step {one.name} of workflow {info.id} is {one.state or 'deleted'}: it has no result")
-    return [_decoded(handlers, one) for one in meant]
+    return [_decoded(handlers, one, results[one.job_id]) for one in meant]
 
 
 def the_one(results: list[R], step: Step[R] | Kind[Any] | str) -> R:
@@ -536,9 +549,14 @@ def the_one(results: list[R], step: Step[R] | Kind[Any] | str) -> R:
     return results[0]
 
 
-def _of_job(c: Connection, d: Dialect, job_id: UUID) -> WorkflowInfo | None:
+def _of_job(
+    c: Connection, d: Dialect, job_id: UUID, step: Step[Any] | Kind[Any] | str
+) -> tuple[WorkflowInfo | None, dict[UUID, Any]]:
+    """The workflow of a job, and the results of those of its steps that are meant: of no others, they may be many."""
     workflow_id = workflows.of_job(c, d, job_id)
-    return None if workflow_id is None else workflows.get(c, d, workflow_id)
+    info = None if workflow_id is None else workflows.get(c, d, workflow_id, results=False)
+    meant = [] if info is None else [one.job_id for one in info.steps if _means(step, one)]
+    return info, workflows.results_of(c, d, meant)
 
 
 def _means(step: Step[Any] | Kind[Any] | str, one: StepInfo) -> bool:
@@ -551,11 +569,11 @@ def _word(step: Step[Any] | Kind[Any] | str) -> str:
     return step if isinstance(step, str) else step.name if isinstance(step, Step) else step.kind
 
 
-def _decoded(handlers: Mapping[str, Handler[Any, Any]], one: StepInfo) -> Any:
+def _decoded(handlers: Mapping[str, Handler[Any, Any]], one: StepInfo, result: Any) -> Any:
     """The stored JSON as what the handler says it returns."""
     handler = handlers.get(one.kind)
     model = None if handler is None else _returns(handler)
-    return one.result if model is None else TypeAdapter(model).validate_python(one.result)
+    return result if model is None else TypeAdapter(model).validate_python(result)
 
 
 def _returns(handler: Handler[Any, Any]) -> Any:

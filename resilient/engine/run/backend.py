@@ -160,7 +160,11 @@ class Wire:
         request_log = execution.request_logs.get(key)
         if request_log is None and self.provider_of(key).placeholders:
             account = at_account(key)
-            access = await self.grants.located(account, patience_of(execution))
+            try:
+                access = await self.grants.located(account, patience_of(execution))
+            except ResourceStopped as stopped:
+                self.grants.missing_keys.note_stop(stopped, account, execution.resource_key)
+                raise
             if access is not None:
                 request_log = self._request_log(execution, key, access.base_url, access.own_headers)
         return request_log or self._request_log(execution, key)
@@ -338,7 +342,7 @@ class HandlerBackend(Branch):
         ordered = ground.encoder.encode(kind, payload, resource_key or execution.resource_key, **options)
         (ordered,) = with_trace([ordered], ground.tracing)
         ground.foresight.look([ordered])
-        execution.follow(ordered)
+        two_phase.follow(execution, ordered)
         return Enqueued(ordered.row.id, created=None)
 
     # -- transactions ---------------------------------------------------------------------------------------------
@@ -464,8 +468,12 @@ class JobHooks:
         """What requests of an account carry; None if they need nothing. Raises `ResourceStopped`."""
         for_job, execution = self._wire.grants.for_job, self._execution
         patience, anonymous = patience_of(execution), execution.handler.anonymous
-        with InEngine(execution):
-            return await patiently(execution, partial(for_job, account, patience, anonymous=anonymous))
+        try:
+            with InEngine(execution):
+                return await patiently(execution, partial(for_job, account, patience, anonymous=anonymous))
+        except ResourceStopped as stopped:
+            self._wire.grants.missing_keys.note_stop(stopped, account, execution.resource_key)
+            raise
 
     async def mark(self, permit: Permit) -> None:
         """Commit the mark of a request on the job's row, before it is sent for the first time."""

@@ -456,7 +456,12 @@ _ABOUT_DATA: Final = (ValueError, TypeError, OverflowError, RecursionError, Dupl
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the same batch will be taken later: the database is away, or broke it off because of somebody else."""
+    """Whether the same batch will be taken later: the database is away, or broke it off because of somebody else.
+
+    What was broken off for its time is tried in parts, which take less.
+    """
+    if trouble.is_broken_off(error):
+        return False
     return isinstance(error, OSError) or trouble.is_of_database(error) or _state(error) in BROKEN_OFF
 
 

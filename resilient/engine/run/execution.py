@@ -36,7 +36,7 @@ from resilient.store.jobs import leases
 from resilient.wire.requests.sockets import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
     from concurrent.futures import Future
     from datetime import datetime
     from uuid import UUID
@@ -340,9 +340,10 @@ class Execution(Pausable):
         """Enqueue a job with its success."""
         self.follow_ups = [*(self.follow_ups or ()), job]
 
-    def take_back_follow_ups(self, earlier: list[JobRequest] | None = None) -> None:
-        """Only the ``earlier`` follow-up jobs count; None: it has none."""
-        self.follow_ups = earlier
+    def take_back_follow_ups(self, ids: Container[UUID] | None = None) -> None:
+        """Its follow-up jobs of these ids count no more; None: all of them."""
+        rest = [] if ids is None else [one for one in self.follow_ups or () if one.row.id not in ids]
+        self.follow_ups = rest or None
 
     def count_answer(self) -> None:
         """A request was answered, or an error of another one stands for it: its end is no evidence of its own."""

@@ -76,7 +76,10 @@ class BatchRun(SharedCall):
         def settle(job: BaseJob[Any], error: BaseException | None, result: Any) -> None:
             one = by_job[job]
             self._count_once(one, error)
-            outcome = explain_result(one, result, reconciling=False) if error is None else explain_error(one, error)
+            try:
+                outcome = explain_result(one, result, reconciling=False) if error is None else explain_error(one, error)
+            except Exception as second:  # noqa: BLE001 - an error of the program's own that cannot be read
+                outcome = explain_bug(one, second)
             if self.thread:
                 with contextlib.suppress(RuntimeError):  # the loop has ended: its worker gave these jobs up
                     loop.call_soon_threadsafe(self._settle, one, outcome)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.loggers import logger
 from resilient.engine.run.services import until_over
-from resilient.store.db.direct import operation, reserved
+from resilient.store.db.direct import direct, operation, reserved
 from resilient.store.inspect import throughput, workers
 from resilient.store.jobs import leases
 
@@ -247,6 +247,7 @@ def code_version() -> str:
         return "unknown"
 
 
+@direct
 @reserved
 @operation("heartbeat")
 def beat(

@@ -59,6 +59,7 @@ from resilient.core.jobs.outcomes import (
 )
 from resilient.core.jobs.states import TERMINAL
 from resilient.core.provider.classify import believed
+from resilient.engine.accounts.missing_keys import left_to_others
 from resilient.engine.ground.foreign import Ended, NoThread, tried
 from resilient.engine.ground.kinds import lost_in
 from resilient.engine.ground.sealing import discreet, trace, unreadable
@@ -384,17 +385,15 @@ def _explained(execution: Execution, error: BaseException) -> Explained:
 
 
 def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None:
-    """What a Snooze, a Cancel, the database's trouble or a stopped resource in its chain means; None without one.
-
-    SDKs and task groups wrap what they catch, so these may stand anywhere in the chain.
-    """
+    """What a Snooze, a Cancel, the database's trouble or a stopped resource means, anywhere in its chain; else None."""
+    # SDKs and task groups wrap what they catch.
     for one in chain(error):
         if isinstance(one, (Snooze, Cancel)):
             return _explain_return(one, execution.secrets())
         if _is_databases(one):
             return explain_trouble(one, execution)
         if isinstance(one, ResourceStopped):
-            return _deferred(one)
+            return left_to_others(one, execution.resource_key) or _deferred(one)
         if isinstance(one, JobFailure):
             return None  # raised over one of the others: it says more
     return None

@@ -1,7 +1,8 @@
 """The relay: the handlers that publish the outbox's events, one kind a destination.
 
-An event waits as a job like any other, so what is true of jobs is true of it: the destination's circuit, pauses and
-limits hold it without a charge, errors are retried by its policy, what is refused for good is dead and can be replayed.
+An event is a job. While its destination's circuit, a pause or a limit stops it, it waits and no attempt is charged.
+After an error it is tried again as the destination's ``retry`` says. If it is refused for good, it is dead, and a
+person can retry it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.kinds import Handler
 from resilient.engine.run.job import backend_of
 from resilient.store.db import trouble
-from resilient.wire.publishers.base import ConnectionLost, Unsendable, destination, lost
+from resilient.wire.publishers.base import ConnectionLost, Unsendable, destination, is_away, lost
+from resilient.wire.requests.redact import value_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
     from resilient.wire.publishers.base import Destination, Publisher
 
 IN_FLIGHT: Final = 100  # events of a batch that wait for their confirms at once
-# Of an `OSError` without a class of its own; asyncio gives no number where several addresses refuse.
-_AWAY_TOO: Final = frozenset({None, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
-AWAY: Final = 5  # signs in a row that the destination is away, after which the rest of a batch is not tried
+# Numbers of a bare `OSError` that a connection has; None: asyncio gives no number if several addresses refuse.
+_UNREACHABLE: Final = frozenset({None, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+MOST_STRIKES: Final = 5  # events in a row that find the destination away: the rest of their batch is not sent
 _SLACK: Final = 30.0  # seconds of a batch beyond its destination's own timeouts: for opening the connection
 
 
@@ -59,41 +61,41 @@ class Relay(Handler[str, None]):
         return text or ""
 
 
-def relays(destinations: Mapping[str, Destination]) -> list[Relay]:
+def make_relays(destinations: Mapping[str, Destination]) -> list[Relay]:
     """A handler for each destination."""
     return [_relay(name, one) for name, one in destinations.items()]
 
 
-def usual_caps(destinations: Mapping[str, Destination]) -> dict[str, int]:
-    """How many events each gets at once where the program says nothing, by resource key."""
+def default_caps(destinations: Mapping[str, Destination]) -> dict[str, int]:
+    """How many events each destination gets at once if the program does not say, by resource key."""
     return {f"{RESOURCE}/{name}": one.at_once for name, one in destinations.items() if one.at_once}
 
 
 def _relay(name: str, target: Destination) -> Relay:
-    # Each round of `IN_FLIGHT` events may take the destination's whole timeout, and so may the round before them: that
-    # of the first `AWAY` events, whose answer the others wait for.
+    # Rounds of `IN_FLIGHT` events, each as long as the destination's timeout; before them the first `MOST_STRIKES`
+    # events may take as long, because the others wait for an answer to one of these.
     rounds = 1 + -(-target.batch // IN_FLIGHT)
     longest = target.timeout * rounds + _SLACK
     return Relay(kind=PREFIX + name, fn=_publish, retry=target.retry, batch=target.batch, timeout=longest)
 
 
-def named(destinations: Mapping[str, Any] | None) -> dict[str, Destination]:
+def by_name(destinations: Mapping[str, Any] | None) -> dict[str, Destination]:
     """The destinations of ``Resilient(destinations=)`` by name; raises `SetupError` or `BadResourceKey`."""
-    by_name = {}
+    checked = {}
     for name, one in (destinations or {}).items():
         if "/" in resource_key.check(name):
             raise SetupError(f"destination {name!r}: give it a name without a slash; its resource is {RESOURCE}/<name>")
-        by_name[name] = destination(name, one)
-    return by_name
+        checked[name] = destination(name, one)
+    return checked
 
 
 async def _publish(batch: Batch[str]) -> None:
-    """Publish a batch, many events at once; of one key a batch has one event, because the key's next waits for it.
+    """Publish a batch, many events at once. It has one event of each key: the key's next event waits for that one.
 
-    Each event is settled as soon as it is confirmed, so that a crash repeats few. A destination that is away (its
-    connection is lost, or it refuses whatever comes) costs the first `AWAY` events an attempt; the others wait for it
-    at no charge. If this worker's last event failed in that way, or it has sent none yet, it sends at most `AWAY`
-    events at once until one is answered.
+    Each event is settled as soon as it is confirmed, so few are sent again after a crash. A destination is away if its
+    connection is lost or it refuses every event. Then the first `MOST_STRIKES` events are charged with an attempt, and
+    the others wait for it without a charge. A worker whose last event found it away, or that has sent none yet, sends
+    at most `MOST_STRIKES` events at once until one is answered.
     """
     await _Delivery(batch).run()
 
@@ -105,8 +107,8 @@ class _Delivery:
         self._batch, self._name = batch, batch.kind.removeprefix(PREFIX)
         self._publishers = _backend(batch[0]).publishers
         self._waiting, self._strikes, self._tasks = iter(batch), 0, 0
-        self._is_narrow = True  # at most `AWAY` events are in flight, until one is answered
-        self._context = copy_context()  # of each task, whichever event's answer begins it: no span is below another's
+        self._is_narrow = True  # at most `MOST_STRIKES` events are in flight, until one is answered
+        self._context = copy_context()  # of each task: one that begins after an event's answer is not in its span
 
     async def run(self) -> None:
         """Publish each event, or say why not."""
@@ -114,12 +116,15 @@ class _Delivery:
             await self._publishers.open(self._name)
         except Exception as error:  # noqa: BLE001 - whatever was raised, the first event is charged with it
             failure = _count(self._batch[0], self._name, error)
-            self._batch.fail(next(self._waiting), _repeatable(error, failure))
-            self._strikes = AWAY
+            self._batch.fail(next(self._waiting), _make_repeatable(error, failure))
+            self._strikes = MOST_STRIKES
             self._publishers.note(self._name, is_well=False)
         self._is_narrow = not self._publishers.is_well(self._name)
         async with asyncio.TaskGroup() as self._group:
-            self._widen(AWAY if self._is_narrow else IN_FLIGHT)
+            self._widen(MOST_STRIKES if self._is_narrow else IN_FLIGHT)
+        for job in self._batch:  # a task that was cancelled from outside left them; unsettled, they would count as sent
+            if job not in self._batch.succeeded and job not in self._batch.failed:
+                self._batch.fail(job, lost("the task that published it was cancelled", "broken_off"))
 
     def _widen(self, most: int) -> None:
         """Let up to ``most`` events be in flight."""
@@ -130,22 +135,22 @@ class _Delivery:
     async def _publish_waiting(self) -> None:
         for job in self._waiting:
             try:
-                message, publisher = await self._admitted(job)
+                message, publisher = await self._admit(job)
             except Exception as error:  # noqa: BLE001 - whatever was raised, nothing was sent: no answer came
-                self._batch.fail(job, _repeatable(error, _count(job, self._name, error)))
+                self._batch.fail(job, _make_repeatable(error, _count(job, self._name, error)))
             else:
                 await self._send(job, message, publisher)
-            if _is_cut_off():  # and the destination swallowed that: nothing new begins
+            if _is_cut_off():  # and the destination's code caught the cancellation: nothing new begins
                 return
 
-    async def _admitted(self, job: Job[str]) -> tuple[Message, Publisher]:
-        """The event, once it may be sent, and what it is sent over."""
+    async def _admit(self, job: Job[str]) -> tuple[Message, Publisher]:
+        """Wait until the event may be sent; return its message and the connection."""
         self._require_present()
         message = message_of(job)
-        return message, await _backend(job).admit(self._opened)
+        return message, await _backend(job).admit(self._open)
 
-    async def _opened(self) -> Publisher:
-        """The connection, if the destination is there: while an event waited, others may have met that it is not."""
+    async def _open(self) -> Publisher:
+        """Open the connection; raises `ResourceStopped` if other events have found the destination away meanwhile."""
         self._require_present()
         try:
             publisher = await self._publishers.open(self._name)
@@ -157,15 +162,15 @@ class _Delivery:
         return publisher
 
     async def _send(self, job: Job[str], message: Message, publisher: Publisher) -> None:
-        """Publish an event, and note what that says of its destination."""
+        """Publish an event; note whether its destination is away or has answered."""
         trace = {TRACEPARENT: message.traceparent, TRACESTATE: message.tracestate}
         try:
             with _backend(job).tracing.send(self._name, trace):
                 await self._publishers.hand_over(self._name, publisher, message)
         except Exception as error:  # noqa: BLE001 - whatever was raised, this event ends with it
             failure = _count(job, self._name, error)
-            charge = _repeatable(error, failure)
-            if isinstance(charge, ConnectionLost) or _is_away(failure):
+            charge = _make_repeatable(error, failure)
+            if isinstance(charge, ConnectionLost) or (failure is not None and is_away(failure)):
                 charge = self._strike(charge)
             elif _is_answer(error, failure):
                 self._note_answer()
@@ -176,20 +181,23 @@ class _Delivery:
             self._batch.succeed(job)
 
     def _strike(self, error: Exception) -> Exception:
-        """Note that the destination is away. All events in flight meet it, and only the first are charged with that."""
+        """Note that the destination is away; return what the event is charged with.
+
+        All events in flight have the same error, and only the first `MOST_STRIKES` are charged with it.
+        """
         self._strikes += 1
         self._publishers.note(self._name, is_well=False)
-        return error if self._strikes <= AWAY else self._stopped()
+        return error if self._strikes <= MOST_STRIKES else self._stopped()
 
     def _require_present(self) -> None:
-        if self._strikes >= AWAY:
+        if self._strikes >= MOST_STRIKES:
             raise self._stopped()
 
     def _stopped(self) -> ResourceStopped:
         return ResourceStopped(self._batch.resource_key, "connection")
 
     def _note_answer(self) -> None:
-        """It took an event, or refused that one event: the destination is there."""
+        """Note that the destination is there: it took an event, or refused that one event."""
         self._strikes = 0
         if self._is_narrow or not self._publishers.is_well(self._name):
             self._is_narrow = False
@@ -207,7 +215,7 @@ def _backend(job: Job[str]) -> HandlerBackend:
 
 
 def _count(job: Job[str], name: str, error: Exception) -> Failure | None:
-    """Count a try to publish that failed, and return its failure; one that a gate stopped was none."""
+    """Count an attempt that failed and return its failure; None for an event that a gate stopped: nothing was sent."""
     if isinstance(error, ResourceStopped):
         return None
     from resilient.wire.requests.explain import explain  # noqa: PLC0415 - httpx: only where something is sent
@@ -224,43 +232,39 @@ def _count_success(job: Job[str], name: str, message: Message) -> None:
     backend.counts.event(name, "ok", age)
 
 
-# What a failure says of the destination: that it is away, that it is there (it refused this one event), or nothing.
-
-
-def _is_away(failure: Failure | None) -> bool:
-    """Whether the destination is away, whoever says so: a destination, or the client in a program's function."""
-    if failure is None or failure.kind not in (FailureKind.TRANSIENT, FailureKind.AMBIGUOUS):
-        return False
-    return failure.counts_for_breaker is not False
+# A failure says that the destination is away (`is_away`), or that it is there (`_is_answer`), or nothing about it.
 
 
 def _is_answer(error: Exception, failure: Failure | None) -> bool:
-    """Whether the destination gave it: a mistake of the program's own need not have come so far."""
+    """Whether the failure is an answer of the destination's: before a bug of the program's, nothing need be sent."""
     return failure is not None and failure.kind is not FailureKind.BUG and not isinstance(error, Unsendable)
 
 
 def _is_cut(error: Exception) -> bool:
-    """Whether a connection of the program's function was lost, or refused, that no HTTP client speaks for."""
+    """Whether a connection that the program's own function opened was lost or refused."""
     every = list(chain(error))
     if any(isinstance(one, ResilientError) or trouble.is_of_database(one) for one in every):
-        return False  # a `Snooze`, say, which the function made of it
-    bare = (one.errno for one in every if type(one) is OSError)  # a file's may be this one event's fault
-    return any(isinstance(one, (ConnectionError, gaierror)) for one in every) or not _AWAY_TOO.isdisjoint(bare)
+        return False  # a `Snooze`, say, that the function raised because of it
+    bare = (one.errno for one in every if type(one) is OSError)  # not a file's: that may be this one event's fault
+    return any(isinstance(one, (ConnectionError, gaierror)) for one in every) or not _UNREACHABLE.isdisjoint(bare)
 
 
-def _repeatable(error: Exception, failure: Failure | None) -> Exception:
-    """The same error, for an event: one whose confirm was lost is sent again, and a lost connection is no mistake."""
+def _make_repeatable(error: Exception, failure: Failure | None) -> Exception:
+    """Return the error, or a `ConnectionLost` in its place if the confirm or the connection was lost.
+
+    An event, unlike a request, is sent again when it is in doubt.
+    """
     if failure is None or not (
         failure.kind is FailureKind.AMBIGUOUS or (failure.kind is FailureKind.BUG and _is_cut(error))
     ):
         return error
-    text = str(error) if isinstance(error, JobFailure) else f"{type(error).__name__}: {error}"
+    text = value_text(error) if isinstance(error, JobFailure) else f"{type(error).__name__}: {value_text(error)}"
     # Not from the error: what is in doubt anywhere in a chain decides what all of it means.
     return lost(text, failure.code or "no_confirm").with_traceback(error.__traceback__)
 
 
 def message_of(job: Job[str]) -> Message:
-    """The event of a job; raises `Permanent` for a payload that is none."""
+    """The event of a job; raises `Permanent` for a payload that is no event."""
     try:
         return decode(job.payload, delivery=job.idempotency_key, number=job.order_no)
     except ValueError as error:

@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     import httpx
+    from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
     from resilient.core.sync.paging import PageRequest
     from resilient.core.sync.stream import Cursor, Record
     from resilient.engine.run.execution import Execution, WorkerLoop
+    from resilient.store.db.dialect import Dialect
     from resilient.store.sync import Place
 
 T = TypeVar("T")
@@ -364,15 +366,21 @@ def _words(request: PageRequest) -> dict[str, Any]:
 def _save(session: Session, execution: Execution, move: Move, *, swept: bool = False) -> None:
     """The last statements before the commit: the cursor, then the fence. ``swept``: nothing was read."""
     session.flush()
-    c, d = session.connection(), execution.context.ground.database.dialect
+    c, database = session.connection(), execution.context.ground.database
+    with database.named_errors():
+        is_held = _write(c, database.dialect, execution, move, swept=swept)
+    execution.require_held(is_held)
+
+
+def _write(c: Connection, d: Dialect, execution: Execution, move: Move, *, swept: bool) -> bool:
+    """Write cursor and progress; whether the job is still held."""
     now, cursor = d.now(c), move.cursor if swept else replace(move.cursor, execution=execution.row.executions + 1)
     if not cursors.write_if_unmoved(c, d, move.place, cursor, None if swept else execution.id, now, keep_job=swept):
         raise _cursor_moved(move.place)
     progress = {"stream": move.place[1], "pass": cursor.pass_id, "pages": cursor.pages, "records": cursor.records}
-    is_held = leases.checkpoint_if_held(
+    return leases.checkpoint_if_held(
         c, d, execution.id, execution.fence, json.dumps(progress), now, clear_sent=execution.is_settled
     )
-    execution.require_held(is_held)
 
 
 def _note_saved(execution: Execution, move: Move, loop: WorkerLoop) -> None:

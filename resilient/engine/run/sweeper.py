@@ -186,7 +186,9 @@ class Sweeper:
             moved += staged + released
             if staged < ready.STAGE_LIMIT and released < turns.RECHECK_BATCH:
                 break
-        return moved + await self._attend_workflows(), due.job_at, due.turn_at
+        if due.workflows:
+            moved += await self._attend_workflows()
+        return moved, due.job_at, due.turn_at
 
     async def _attend_workflows(self) -> int:
         look = await self._carefully(workflows.attend, self._last)

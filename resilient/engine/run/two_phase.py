@@ -23,8 +23,9 @@ import asyncio
 import contextlib
 import inspect
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -44,14 +45,17 @@ from resilient.store.jobs import finishing, leases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from uuid import UUID
 
     from sqlalchemy import Connection
 
     from resilient.core.jobs.outcomes import Succeeded
+    from resilient.engine.ground.encoder import JobRequest
     from resilient.engine.run.execution import Execution
     from resilient.store.db.dialect import Dialect
 
 log = logger("worker")
+T = TypeVar("T")
 AFTER_COMMIT_PATIENCE: Final = 10.0  # seconds for all calls after the commit
 IDLE_BEYOND: Final = 10.0  # seconds beyond its handler's timeout that a transaction may be idle
 
@@ -114,10 +118,26 @@ async def complete(execution: Execution) -> AsyncIterator[Any]:
     work.completed = True
 
 
+# The follow-up jobs of each block in which a task is: one beside it may be in others.
+_BLOCKS: Final[ContextVar[tuple[set[UUID], ...]]] = ContextVar("_BLOCKS", default=())
+
+
+def follow(execution: Execution, job: JobRequest) -> None:
+    """Enqueue a job with the success of an execution, unless a block fails in which this is said."""
+    for ids in _BLOCKS.get():
+        ids.add(job.row.id)
+    execution.follow(job)
+
+
 @contextmanager
 def _undone_with_block(execution: Execution, work: Work) -> Iterator[None]:
-    """Undo with a block what it asks for (follow-ups, calls after the commit, steps), even if the error is caught."""
-    follow_ups, after, count = execution.follow_ups, list(work.after), len(work.workflows)
+    """Undo with a block what it asks for (follow-ups, calls after the commit, steps), even if the error is caught.
+
+    Not the follow-ups of a task beside it. The others need the transaction of the block.
+    """
+    follow_ups, after, count = set["UUID"](), list(work.after), len(work.workflows)
+    around = _BLOCKS.get()
+    _BLOCKS.set((*around, follow_ups))
     try:
         yield
     except BaseException:
@@ -125,6 +145,8 @@ def _undone_with_block(execution: Execution, work: Work) -> Iterator[None]:
         work.after = after
         del work.workflows[count:]  # in place: workflows of the transaction around it append to this list
         raise
+    finally:
+        _BLOCKS.set(around)
 
 
 async def _open(execution: Execution, work: Work) -> Any:
@@ -142,8 +164,10 @@ async def _open(execution: Execution, work: Work) -> Any:
 def _check_held(session: Session, execution: Execution) -> None:
     session.flush()
     execution.require_running()
-    d = execution.context.ground.database.dialect
-    execution.require_held(leases.is_held(session.connection(), d, execution.id, execution.fence))
+    database, c = execution.context.ground.database, session.connection()
+    with database.named_errors():
+        is_held = leases.is_held(c, database.dialect, execution.id, execution.fence)
+    execution.require_held(is_held)
 
 
 # -- sessions ------------------------------------------------------------------------------------------------
@@ -165,10 +189,11 @@ async def _begun(execution: Execution) -> AsyncIterator[Opened]:
     with _exclusive(execution):
         async with _entered(_writer(execution)):
             session = await patiently(execution, partial(_ready, execution), execution.db.rest)
-            async with _entered(session):
-                plain = session.sync_session if isinstance(session, AsyncSession) else session
-                with _only_ours(plain) as is_ours:
-                    yield Opened(session, is_ours)
+            plain = session.sync_session if isinstance(session, AsyncSession) else session
+            with _refused_after(plain) if execution.context.sessions.makes_new else nullcontext():
+                async with _entered(session):
+                    with _only_ours(plain) as is_ours:
+                        yield Opened(session, is_ours)
 
 
 def _writer(execution: Execution) -> Any:
@@ -235,6 +260,25 @@ def _exclusive(execution: Execution) -> Iterator[None]:
         yield
     finally:
         execution.transaction_open = False
+
+
+@contextmanager
+def _refused_after(session: Session) -> Iterator[None]:
+    """Refuse what is done in a session after its end.
+
+    SQLAlchemy would begin another transaction, which nobody commits and whose connection nobody gives back.
+    """
+    try:
+        yield
+    finally:
+        vars(session)["get_bind"] = _refuse
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise InvalidInput(
+        "this session of the job's has ended, with its block or its commit: what is written in it now would never be"
+        " committed. Begin another block, or a session of your own"
+    )
 
 
 @contextmanager
@@ -307,12 +351,14 @@ def _complete(session: Session, execution: Execution, result: Succeeded) -> None
     execution.require_running()
     freed = dict.fromkeys(execution.context.gate.capped(execution.resource_key), 1)
     done = [(execution.id, execution.fence, result.result)]
-    d = execution.context.ground.database.dialect
+    database = execution.context.ground.database
+    d = database.dialect
     # Buffered jobs lock lanes, and so do jobs that the session ended: written by one call, lanes are locked in order.
     buffered, ends = queue.take_buffered(session, d)
     follow_ups = {execution.id: [*(execution.follow_ups or ()), *buffered]}
     c = session.connection()
-    written = completer.write(c, d, done, [], freed, follow_ups=follow_ups, ends=ends)
+    with database.named_errors():
+        written = completer.write(c, d, done, [], freed, follow_ups=follow_ups, ends=ends)
     execution.require_held(execution.id in written)
     for id_ in sorted(set(execution.work.workflows if execution.work is not None else ())):
         require_going(c, d, id_, lock=True)
@@ -330,12 +376,15 @@ def named(error: BaseException) -> BaseException:
 
 
 async def _was_committed(execution: Execution, work: Work) -> bool:
-    """Whether a commit that raised took place all the same. Asks the database until it answers."""
+    """Whether a commit that raised took place all the same. Asks the database until it answers.
+
+    At least once, whatever interrupts it: the heartbeat may see the job's end first, and take it for a lost lease.
+    """
     tries, db = 0, execution.db
-    while work.committing and not execution.lost:
+    while work.committing:
         try:
-            return await db.transaction(_is_done, execution)
-        except asyncio.CancelledError:  # timeout, stop, lost lease: what is written now is refused if it was committed
+            return await _undisturbed(db.transaction(_is_done, execution), execution)
+        except asyncio.CancelledError:  # the program ends
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the commit is not known to have failed
             if _gives_up(execution, error, tries):
@@ -354,7 +403,10 @@ def _gives_up(execution: Execution, error: Exception, tries: int) -> bool:
 
 def _is_done(c: Connection, d: Dialect, execution: Execution) -> bool:
     version, *end = leases.ends(c, d, [execution.id]).get(execution.id, (0,))
-    return version == execution.fence + 1 and tuple(end) in finishing.AFTER_SUCCESS
+    if version == execution.fence + 1:
+        return tuple(end) in finishing.AFTER_SUCCESS
+    # What runs once more may have been claimed meanwhile: its history has the end of this execution.
+    return finishing.ran_once_more(c, d, execution.id, execution.row.executions + 1)
 
 
 async def roll_back(execution: Execution) -> None:
@@ -366,7 +418,7 @@ async def roll_back(execution: Execution) -> None:
             await _undisturbed(stack.aclose(), execution)
 
 
-async def _undisturbed(coroutine: Coroutine[Any, Any, None], execution: Execution) -> None:
+async def _undisturbed(coroutine: Coroutine[Any, Any, T], execution: Execution) -> T:
     """Await a coroutine to its end, even if this task is cancelled: no transaction is left in the middle of its end."""
     if execution.db.here:
         return await coroutine

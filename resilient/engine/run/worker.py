@@ -12,7 +12,6 @@ import contextlib
 import os
 import random
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -35,7 +34,7 @@ from resilient.engine.ground.garbage import rare_collections
 from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE
 from resilient.engine.ground.providers import warn_of_roots
 from resilient.engine.ground.sessions import Transactions, Writer
-from resilient.engine.ground.signals import SignalCount
+from resilient.engine.ground.signals import SignalCount, stop_signals
 from resilient.engine.jobs.waiting import checked_timeout
 from resilient.engine.run.backend import Wire
 from resilient.engine.run.dispatcher import Dispatcher, Shares
@@ -193,7 +192,7 @@ class Worker:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, signals: bool = True) -> None:
-        """Work until `stop` (or SIGTERM, SIGINT); then finish or hand back what is running, and return.
+        """Work until `stop` (or one of `stop_signals`); then finish or hand back what is running, and return.
 
         ``signals=False`` in a process that is not the worker's alone: signals and garbage collection stay as they are.
         """
@@ -300,7 +299,7 @@ class Worker:
 
     def _on_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
         handled: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             try:
                 loop.add_signal_handler(number, self._signalled)
                 handled.append(number)
@@ -354,7 +353,7 @@ class Worker:
     async def _claim(self, slots: int) -> tuple[Claimed | None, float]:
         """One look of the dispatcher, past what has its share of this worker."""
         has_share = self.shares.look(self.executor.running.values(), self.dispatcher.least_free)
-        self.dispatcher.avoid = self.executor.crowded | has_share
+        self.dispatcher.avoid = self.executor.crowded | has_share | self._features.grants.missing_keys.resources
         claimed, delay = await self.dispatcher.poll(slots)
         if claimed is not None and claimed.full:
             self.shares.passed(claimed.full)

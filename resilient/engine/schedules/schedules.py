@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, SetupError
 from resilient.core.base.loggers import logger
-from resilient.core.base.misfit import explained_calls
+from resilient.core.base.misfit import check_storable, explained_calls
 from resilient.core.schedules import cron, schedule
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
@@ -159,7 +159,10 @@ class Schedules:
 
     async def accounts(self, name: str, *, limit: int = 100, after: str = "") -> builtins.list[ScheduledAccount]:
         """A page of the accounts of a schedule ``for_each`` account, by key: their next and last ticks and jobs."""
-        return await self._db.read(None, schedule_accounts.page, name, limit=limit, after=after)
+        check_storable("the name of a schedule", name)
+        return await self._db.read(
+            None, schedule_accounts.page, name, limit=limit, after=check_storable("after", after)
+        )
 
     def _list(self, c: Connection, d: Dialect) -> builtins.list[ScheduleInfo]:
         infos = {s.name: s for s in store.page(c, d)}
@@ -209,7 +212,7 @@ class Schedules:
 
     def _row(self, c: Connection, d: Dialect, name: str) -> store.Row:
         """The locked row of a schedule; inserted for one that is declared and has none yet. Raises `InvalidInput`."""
-        row = store.lock(c, d, name)
+        row = store.lock(c, d, check_storable("the name of a schedule", name))
         if row is None and name in self._specs:
             store.declare(c, d, {name: self._specs[name]}, ())
             row = store.lock(c, d, name)
@@ -238,6 +241,7 @@ def _declare(c: Connection, d: Dialect, specs: Mapping[str, tuple[str, Spec]], k
     """Write what a program declares that starts."""
     programs.note(c, d, specs)
     store.declare(c, d, specs, kinds, programs.others(c, d, specs))
+    _put_right(c, d, specs)
 
 
 def _keep(c: Connection, d: Dialect, specs: Mapping[str, tuple[str, Spec]], kinds: Collection[str]) -> None:
@@ -247,6 +251,13 @@ def _keep(c: Connection, d: Dialect, specs: Mapping[str, tuple[str, Spec]], kind
     """
     if programs.note(c, d, specs):
         store.declare(c, d, specs, kinds, programs.others(c, d, specs), starts=False)
+    _put_right(c, d, specs)
+
+
+def _put_right(c: Connection, d: Dialect, specs: Collection[str]) -> None:
+    """Let no schedule wait for a tick that a clock named which ran ahead."""
+    for name in store.put_right(c, d, specs):
+        log.warning("schedule %s: a clock that ran ahead named its next tick; it ticks from now on", name)
 
 
 def _serve(c: Connection, d: Dialect, name: str, roll: float) -> int:

@@ -126,7 +126,7 @@ def well(c: Connection, d: Dialect, provider: str) -> list[UUID]:
     return list(rows.scalars())
 
 
-def client_taken(c: Connection, d: Dialect, provider: str) -> None:
+def note_accepted(c: Connection, d: Dialect, provider: str) -> None:
     """The provider accepted our client: open its gate, if it was shut because the client was refused."""
     gates.open_auth(c, d, provider, APP_REFUSED)
 
@@ -136,12 +136,13 @@ class Standing:
     """The evidence about the application at its provider, after one of its grants was refused.
 
     ``credible``: that grant has worked, or none ever has; ``others``: how many credible ones were refused since the
-    application was last accepted; ``lately``: it was accepted a moment ago; ``witnesses``: well ones to probe.
+    application was last accepted; ``accepted_lately``: it was accepted a moment ago; ``witnesses``: grants that are
+    well and can be probed.
     """
 
     credible: bool
     others: int
-    lately: bool
+    accepted_lately: bool
     witnesses: Sequence[UUID]
 
 
@@ -169,8 +170,8 @@ def standing(c: Connection, d: Dialect, grant: Grant) -> Standing:
         {**params, "since_at": since},
         id=ID,
     )
-    lately = last is not None and now - last < LATELY
-    return Standing(grant.has_worked or alone, int(refused), lately, list(rows.scalars()))
+    accepted_lately = last is not None and now - last < LATELY
+    return Standing(grant.has_worked or alone, int(refused), accepted_lately, list(rows.scalars()))
 
 
 def release(c: Connection, d: Dialect, provider: str, *, believed: bool = True) -> list[Grant]:

@@ -110,7 +110,7 @@ class KeyRing:
 
     def is_current(self, mark: str) -> bool:
         """Whether a mark names the key that signs now."""
-        return mark.split(".")[1:2] == [self.current]
+        return key_id_of_mark(mark) == self.current
 
     def _signature(self, key_id: str, text: str) -> str:
         digest = hmac.digest(self._signing[key_id], _bytes(text), "sha256")
@@ -147,6 +147,11 @@ def _cipher(raw: bytes) -> AESGCM:
 def key_id_of(sealed: str) -> str:
     """The id of the key that sealed a text."""
     return sealed.partition(":")[0]
+
+
+def key_id_of_mark(mark: str) -> str:
+    """The id of the key that made a mark; "" for what is none."""
+    return "".join(mark.split(".")[1:2])
 
 
 def new_key() -> str:

@@ -60,6 +60,7 @@ _HINTS: Final = {
     "No space left": " (make room)",
     "disk is full": " (make room)",
     "unable to open": " (does its directory exist, and may this user write to it?)",
+    "statement timeout": " (raise statement_timeout of this user: ALTER ROLE ... SET statement_timeout)",
     "is locked": f" (another process has been writing for {BUSY_TIMEOUT:.0f} s)",
 }
 

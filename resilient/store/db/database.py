@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sqlite3
 import threading
 import time
 import weakref
@@ -32,7 +30,6 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -55,8 +52,9 @@ from resilient.store.db.address import (
     shown,
     without_threshold,
 )
-from resilient.store.db.dialect import Dialect
+from resilient.store.db.dialect import Dialect, is_lock_timeout
 from resilient.store.db.direct import Direct, DirectSQLite, engine_options, is_direct, is_reserved, operation_of
+from resilient.store.db.file import guard, is_in_memory, make_private, path_of, use_wal
 from resilient.store.db.pool import Watch, asking
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ class Database:
         self.is_in_threads = self._async is None and (self.is_sqlite or self._sync is not None)
         self._queue_up()
         pool.renew_in_children(self)
-        if self._disk is not None:
+        if self.disk is not None:
             pool.pause_for_forks(self)
 
     def _queue_up(self) -> None:
@@ -138,12 +136,9 @@ class Database:
         return Path(name).absolute()
 
     @property
-    def _disk(self) -> Path | None:
+    def disk(self) -> Path | None:
         """`file`, also of an address in SQLite's form (``file:...?uri=true``)."""
-        name = self.url.database or ""
-        if not self.is_sqlite or not name.startswith("file:") or _is_in_memory(self.url):
-            return self.file
-        return Path(unquote(urlsplit(name).path)).absolute()
+        return path_of(self.url) if self.is_sqlite and not is_in_memory(self.url) else None
 
     # -- engines ---------------------------------------------------------------------------------------------
 
@@ -389,7 +384,7 @@ class Database:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Turn trouble of the database's own into an error that names the database; let any other error pass."""
+        """Turn trouble of the engine's own statements into an error that names the database; let others pass."""
         try:
             yield
         except PoolTimeout:
@@ -419,7 +414,10 @@ class Database:
                     f"the pooler at {self.address} does not keep prepared statements (PgBouncer in transaction mode?):"
                     " add ?prepare_threshold=none to the address"
                 ) from error.orig
-            if not trouble.is_trouble(error):
+            if is_lock_timeout(error):  # who knows what to do without the lock repeats it; a job is charged nothing
+                trouble.mark_own(error)
+                raise
+            if not trouble.is_trouble(error) and not trouble.is_broken_off(error):
                 raise
             raise self._unreachable(error) from without_frames(error).orig  # drivers keep the password in theirs
 
@@ -427,6 +425,8 @@ class Database:
         message = reason(error, self.url)
         if trouble.is_busy(error):
             return DatabaseBusy(f"the database {self.address} has no connection left: {message}")
+        if trouble.is_broken_off(error):
+            return DatabaseUnreachable(f"the database {self.address} broke off a statement of the engine's: {message}")
         if trouble.is_read_only(error):
             return DatabaseUnreachable(f"the database {self.address} takes no writes: {message}")
         return DatabaseUnreachable(f"the database {self.address} does not answer: {message}")
@@ -441,7 +441,7 @@ class Database:
     def begin_anew(self) -> None:
         """In a forked child. An engine that was handed over is its owner's affair; memory can be opened once only."""
         self._queue_up()
-        if self.is_sqlite and self._disk is None:
+        if self.is_sqlite and self.disk is None:
             return
         self.connections.begin_anew()
         for engine in self._owned:
@@ -468,7 +468,7 @@ class Database:
         self._sync_turn.release()
 
     def _check_fork(self) -> None:
-        if pool.PARENTS_FILES and (file := self._disk) is not None and pool.is_parents(file):
+        if pool.PARENTS_FILES and (file := self.disk) is not None and pool.is_parents(file):
             raise SetupError(
                 f"{file} was open in the process that this one was forked from: SQLite's locks do not work here, and"
                 " what is written could be lost. Close it before the fork (app.close(), engine.dispose() of an engine"
@@ -482,21 +482,21 @@ class Database:
         """Close what was opened here; an engine that was handed over stays open. What is used again opens anew."""
         for engine in self._let_go(AsyncEngine):
             await greenlet_spawn(pool.end, engine.sync_engine)
-        for pause in self._closing():
+        for pause in self._closing(pool.LAST_CONNECT):
             await asyncio.sleep(pause)
 
     def close_sync(self) -> None:
-        """Close the synchronous side."""
-        for pause in self._closing():
+        """Close the synchronous side. In a coroutine it waits for no thread, because some of them wait for its loop."""
+        for pause in self._closing(0.0 if _is_in_loop() else pool.LAST_CONNECT):
             time.sleep(pause)
 
-    def _closing(self) -> Iterator[float]:
+    def _closing(self, patience: float) -> Iterator[float]:
         """Close the synchronous side; yields pauses until threads have ended, some of which wait for the loop."""
         for engine in self._let_go(Engine):
             pool.end(engine)
         self._threads.shutdown(wait=True)
         self._queue_up()  # it starts no thread before one is needed
-        deadline = time.monotonic() + pool.LAST_CONNECT
+        deadline = time.monotonic() + patience
         yield from self._pauses(deadline)
         if self._watch is not None and (thread := self._watch.close()) is not None:
             self.await_end(thread)
@@ -523,13 +523,21 @@ class Database:
         return engines
 
 
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 # -- SQLite --------------------------------------------------------------------------------------------------
 
 
 def _sqlite_engine(url: URL) -> Engine:
     """SQLite as a queue wants it: WAL, durable commits, every transaction a writer from its start."""
-    memory = _is_in_memory(url)
-    file = None if memory or str(url.database).startswith("file:") else Path(str(url.database))
+    memory = is_in_memory(url)
+    file = None if memory else path_of(url)
     engine = sa.create_engine(
         url.set(drivername="sqlite"),
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
@@ -537,16 +545,16 @@ def _sqlite_engine(url: URL) -> Engine:
         hide_parameters=True,
     )
 
-    @event.listens_for(engine, "do_connect")
-    def _(*_: Any) -> None:
-        if file is not None:
-            _make_private(file)
+    if file is not None:
+        guard(engine, file)
+        if not str(url.database).startswith("file:"):
+            event.listen(engine, "do_connect", lambda *_: make_private(file))
 
     @event.listens_for(engine, "connect")
     def _(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own BEGIN is deferred: see `_begin_as_writer`
         connection.text_factory = _LENIENT_TEXT
-        _use_wal(connection)
+        use_wal(connection)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
@@ -555,30 +563,6 @@ def _sqlite_engine(url: URL) -> Engine:
         c.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
-
-
-def _is_in_memory(url: URL) -> bool:
-    return url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
-
-
-def _make_private(file: Path) -> None:
-    """A new file is its owner's alone (0600), and so are the -wal and -shm that SQLite makes beside it."""
-    with contextlib.suppress(OSError):  # it exists; or the connection tells what is wrong
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-
-
-def _use_wal(connection: Any) -> None:
-    """Processes that open a new file at once refuse each other this change, without the busy timeout."""
-    deadline = time.monotonic() + BUSY_TIMEOUT
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _begin_as_writer(c: Connection) -> None:

@@ -265,10 +265,11 @@ class Direct:
     def _explained(self, error: Exception, statement: str | None) -> BaseException:
         """The error as SQLAlchemy raises it. If a connection is gone, it and the others, as old as it, leave the pool.
 
-        So does one with a plan that is out of date: it is kept, because nobody takes notice of our ROLLBACK.
+        So does one whose server takes no writes any more, and one with a plan that is out of date: it is kept, because
+        nobody takes notice of our ROLLBACK.
         """
         gone = statement is not None and bool(self._driver.closed or self._driver.broken)
-        if gone or getattr(error, "sqlstate", None) == _OUT_OF_DATE:
+        if gone or trouble.takes_no_writes(error) or getattr(error, "sqlstate", None) == _OUT_OF_DATE:
             self._pooled.invalidate(error)
             self.engine.dispose()
         return as_sqlalchemy(error, statement, self.engine.dialect, gone=gone)

@@ -385,6 +385,7 @@ class Audit(Base, table=True):
     """Somebody changed something: who, what, why, when, and what it brought (null: nobody knows)."""
 
     __tablename__ = "resilient_audit"
+    __table_args__ = (_index("resilient_audit_erased", "at", where="action = 'erase'"),)
 
     id: int | None = Field(default=None, sa_column=Column(_BIG_ID, primary_key=True, autoincrement=True))
     at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _CLASSES: Final = ("08", "53", "57P", "58")  # connection, resources, operator's intervention, system
+_CANCELLED: Final = "57014"
 _READ_ONLY: Final = "25006"  # a standby, or a primary that became one
 _BUSY: Final = ("too many clients", "remaining connection slots", "too many connections")
 _UNREACHED: Final = ("connect", "resolve host", "read-write", "starting up", "shutting down")
@@ -62,6 +63,15 @@ def is_read_only(error: DBAPIError) -> bool:
     return getattr(error.orig, "sqlstate", None) == _READ_ONLY or "session is read-only" in text
 
 
+def is_broken_off(error: BaseException) -> bool:
+    """Whether the server ended a statement before its end: ``statement_timeout``, or an operator's cancel.
+
+    Of the engine's own statements that is the database's trouble (`Database.named_errors`); of a handler's it is the
+    handler's, because such a statement may be too slow each time.
+    """
+    return any(getattr(one, "sqlstate", None) == _CANCELLED for one in (getattr(error, "orig", None), error.__cause__))
+
+
 def is_of_database(error: BaseException) -> bool:
     """Whether an exception is trouble of the engine's database: `DatabaseUnreachable`, or met on an engine of ours."""
     return isinstance(error, DatabaseUnreachable) or getattr(error, _NOTE, False)
@@ -74,7 +84,18 @@ def mark_errors_of(engine: Engine) -> None:
         event.listen(engine, "handle_error", _note)
 
 
+def takes_no_writes(error: BaseException | None) -> bool:
+    """Whether a driver's error is that of a session on a server that takes no writes any more.
+
+    Another session may be on another server: the address may name several, and a name or a pooler may point to the new
+    primary. So such a session is given up, with those as old as it.
+    """
+    return getattr(error, "sqlstate", None) == _READ_ONLY
+
+
 def _note(context: ExceptionContext) -> None:
+    if takes_no_writes(context.original_exception):
+        context.is_disconnect = True
     if context.sqlalchemy_exception is not None:
         mark(context.sqlalchemy_exception)
 
@@ -82,8 +103,13 @@ def _note(context: ExceptionContext) -> None:
 def mark(error: BaseException) -> BaseException:
     """Mark an error for `is_of_database`, if it is the database's trouble; returns it."""
     if isinstance(error, DBAPIError) and is_trouble(error):
-        setattr(error, _NOTE, True)
+        mark_own(error)
     return error
+
+
+def mark_own(error: BaseException) -> None:
+    """Mark an error of the engine's own statement for `is_of_database`, whatever it is."""
+    setattr(error, _NOTE, True)
 
 
 _NOTE: Final = "_resilient_trouble"

@@ -26,19 +26,24 @@ from typing import TYPE_CHECKING, Any, Final
 from resilient.core.base.loggers import logger
 from resilient.core.jobs.backoff import spread_upwards
 from resilient.store.db import pool
+from resilient.store.db.file import place_of
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from sqlalchemy.engine import URL
 
     from resilient.store.db.database import Database
+    from resilient.store.db.file import Place
 
 log = logger("wake")
 PAYLOAD: Final = 7_000  # bytes of one NOTIFY; PostgreSQL takes 8,000
 COALESCE: Final = 0.01  # seconds between two NOTIFYs of one process
 SQLITE_LOOK: Final = 0.01  # seconds between two looks at data_version
+_LOOK_AT_FILE: Final = 0.5  # seconds between two looks whether its path names another file
+_LOOKS: Final = round(_LOOK_AT_FILE / SQLITE_LOOK)
 AWAITED: Final = "!awaited"  # no resource key: somebody waits for jobs to end
 AWAITED_FOR: Final = 30.0  # seconds for which workers announce the ends of jobs, after somebody announced a wait
 ENDS: Final = "_ends"  # suffix of the channel on which the ends of jobs are announced
@@ -329,13 +334,23 @@ class Listener:
             self._loop.call_soon_threadsafe(fn, *args)
 
     def _watch_sqlite(self) -> None:
-        path = self._database.url.database
-        if path in (None, "", ":memory:"):
+        if (file := self._database.disk) is None:
             return
-        with contextlib.closing(sqlite3.connect(str(path), timeout=1, check_same_thread=False)) as connection:
-            last = None
+        while not self._stop.is_set():
+            if (place := place_of(file)) is not None:  # else it would be made here
+                with contextlib.suppress(sqlite3.Error):  # polling goes on
+                    self._watch_file(file, place)
+            self._stop.wait(_LOOK_AT_FILE)
+
+    def _watch_file(self, file: Path, place: Place) -> None:
+        """Look for commits until the end, or until the path names another file."""
+        with contextlib.closing(sqlite3.connect(file, timeout=1, check_same_thread=False)) as connection:
+            last, looks = None, 0
             while not self._stop.is_set():
                 time.sleep(SQLITE_LOOK)  # a third of what waiting for an event costs
+                looks += 1
+                if looks % _LOOKS == 0 and place_of(file) != place:
+                    return
                 with contextlib.suppress(sqlite3.OperationalError):
                     (version,) = connection.execute("PRAGMA data_version").fetchone()
                     if version != last:
@@ -343,7 +358,7 @@ class Listener:
                         try:
                             self._call(self._wake)
                         except RuntimeError:  # the loop is closed
-                            return
+                            self._stop.set()
 
 
 class _LoopReader:

@@ -18,7 +18,7 @@ from resilient.core.gates.admission import ResourceFacts, stop_of
 from resilient.core.gates.breaker import BreakerFacts, Report, Window
 from resilient.core.gates.learnt import Learnt
 from resilient.store.db.dialect import JSON, SHORT_LOCK_WAIT, TIME, limit_lock_waits
-from resilient.store.db.direct import operation
+from resilient.store.db.direct import direct, operation
 from resilient.store.gates import turns
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Change:
     failure: Failure | None = None
 
 
+@direct
 @operation("gate")
 def report_if_current(
     c: Connection, d: Dialect, evidence: Sequence[Evidence], policies: Policies, roll: Callable[[], float]

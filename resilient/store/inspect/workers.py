@@ -78,6 +78,16 @@ def count_alike(c: Connection, d: Dialect, worker_id: str, now: datetime) -> int
     )
 
 
+def has_others(c: Connection, d: Dialect, ids: Sequence[str]) -> bool:
+    """Whether workers live that are not among these, and are not stopping."""
+    rows = d.run(
+        c,
+        "SELECT id FROM {worker} WHERE seen_at >= :since AND stopping = :no ORDER BY id LIMIT :limit",
+        {"since": d.now(c) - LATELY, "no": False, "limit": len(ids) + 1},
+    )
+    return any(row[0] not in ids for row in rows)
+
+
 def remove(c: Connection, d: Dialect, worker_id: str) -> None:
     """Delete the row of a worker that ends."""
     d.run(c, "DELETE FROM {worker} WHERE id = :id", {"id": worker_id})

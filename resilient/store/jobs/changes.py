@@ -36,7 +36,7 @@ from resilient.core.jobs.states import TERMINAL, WAITING, JobState
 from resilient.store.gates import turns
 from resilient.store.jobs import order, ready, workflows
 from resilient.store.jobs.columns import AT_THE_END
-from resilient.store.jobs.dependencies import Ends, release_followers, wait_again
+from resilient.store.jobs.dependencies import Ends, blockers_of, release_followers, wait_again
 from resilient.store.jobs.filters import JOB, JobFilter
 from resilient.store.jobs.finishing import note_decision
 from resilient.store.jobs.queries import ATTEMPT, picked, readable_columns
@@ -119,6 +119,7 @@ class Sweep:
     dry_run: bool = False
     tally: Counter[str] = field(default_factory=Counter)
     after: UUID | None = None
+    early: set[UUID] = field(default_factory=set)  # behind ``after``, and changed already
     looked_at: int = 0
     now: datetime | None = None
 
@@ -139,16 +140,42 @@ class Sweep:
         size = BATCH if self.limit is None else min(BATCH, self.limit - self.looked_at)
         ids = self._next(c, d, size, self.now) if size > 0 else []
         if ids:
-            counted = self._change(c, d, ids, now)
+            early = self._blockers(c, d, ids, self.now) if isinstance(self.change, Retry) else []
+            counted = self._change(c, d, [*ids, *early], now)
             self.tally.update(counted)
-            self.after, self.looked_at = ids[-1], self.looked_at + len(ids)
+            self.after, self.looked_at = ids[-1], self.looked_at + len(ids) + len(early)
+            self.early = {id_ for id_ in {*self.early, *early} if id_ > self.after}
         return len(ids) < size or size <= 0
 
     def _next(self, c: Connection, d: Dialect, size: int, began: datetime) -> list[UUID]:
         extra = [] if self.after is None else [JOB.c.id > self.after]
+        if self.early:
+            extra.append(JOB.c.id.not_in(self.early))
+        return self._picked(c, d, size, began, extra)
+
+    def _picked(
+        self, c: Connection, d: Dialect, size: int, began: datetime, extra: Sequence[sa.ColumnElement[bool]]
+    ) -> list[UUID]:
         # "An hour ago" means an hour before the sweep began, however long it takes.
         ids = d.execute(c, picked(d, self.filter.at(began), (JOB.c.id,), extra, limit=size, newest=False, whole=False))
         return list(ids.scalars())
+
+    def _blockers(self, c: Connection, d: Dialect, ids: Sequence[UUID], began: datetime) -> list[UUID]:
+        """What these jobs waited for and a later batch would change: a retry of both belongs into one transaction.
+
+        An id says when its job was made, by the clock of whoever made it, so that it may be greater than a follower's.
+        """
+        early, latest = list["UUID"](), ids
+        while latest and (room := self._room(len(ids) + len(early))):
+            blockers = blockers_of(c, d, latest) - {*ids, *early, *self.early}
+            behind = [JOB.c.id > ids[-1], JOB.c.id.in_(sorted(blockers))]
+            latest = self._picked(c, d, min(room, len(blockers)), began, behind) if blockers else []
+            early += latest
+        return early
+
+    def _room(self, looked_at: int) -> int:
+        """How many more jobs this batch may change."""
+        return BATCH if self.limit is None else self.limit - self.looked_at - looked_at
 
     def _change(self, c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime) -> Counter[str]:
         rows = _select(d, ids)

@@ -185,6 +185,17 @@ def _settle(c: Connection, d: Dialect, over: Sequence[tuple[Edge, Ended]], now: 
     return _cancel(c, d, doomed, now)
 
 
+def blockers_of(c: Connection, d: Dialect, ids: Sequence[UUID]) -> set[UUID]:
+    """What these jobs wait for, or waited for when they ended."""
+    rows = d.run(
+        c,
+        f"SELECT DISTINCT blocker_id FROM {{dependency}} WHERE job_id {d.among('ids', 'uuid')}",
+        {"ids": d.pack_ids(sorted(ids))},
+        blocker_id=ID,
+    )
+    return {row.blocker_id for row in rows}
+
+
 def wait_again(c: Connection, d: Dialect, ids: Collection[UUID], retried: Collection[UUID]) -> Counter[UUID]:
     """For how many blockers each of these jobs waits, which are locked and about to be retried.
 
@@ -380,22 +391,24 @@ class Ends:
     call `go_on` last: in a program's session at its commit (`engine/jobs/queue.py`).
     """
 
-    __slots__ = ("_over", "again", "in_order")
+    __slots__ = ("_over", "again", "in_order", "workflows")
 
     def __init__(self) -> None:
         self._over: set[UUID] = set()
         self.in_order: set[UUID] = set()
+        self.workflows: set[UUID] = set()  # that somebody cancelled
         self.again = False  # whether some of them run once more
 
     @property
     def released(self) -> bool:
         """Whether something may be ready now that was not."""
-        return self.again or bool(self.in_order) or bool(self._over)
+        return self.again or bool(self.in_order) or bool(self._over) or bool(self.workflows)
 
     def take(self, other: Ends) -> None:
         """Add the jobs of another one."""
         self._over |= other._over
         self.in_order |= other.in_order
+        self.workflows |= other.workflows
         self.again = self.again or other.again
 
     def add(
@@ -417,9 +430,11 @@ class Ends:
             self.in_order.update(just)
 
     def go_on(self, c: Connection, d: Dialect, now: datetime, *, gone: bool = False) -> None:
-        """Advance their ordering keys, and ask for a look at their workflows."""
+        """Advance their ordering keys, cancel workflows, and ask for a look at those of the jobs."""
         if self.in_order:
             order.advance(c, d, self.in_order, now, gone=gone)
+        if self.workflows:
+            workflows.cancel(c, d, self.workflows, self._over, now)
         if self._over:
             workflows.ask(c, d, self._over, now)
 

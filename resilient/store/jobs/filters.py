@@ -22,7 +22,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from resilient.core.base import resource_key
 from resilient.core.base.errors import FailureKind, InvalidInput, NaiveDatetime
 from resilient.core.base.instants import add, in_utc
-from resilient.core.base.misfit import explained_class
+from resilient.core.base.misfit import check_storable, explained_class
 from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.store.db import tables
 
@@ -102,6 +102,12 @@ class JobFilter:
         for name in ("state", "kind", "resource", "error_kind", "error_code"):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, (value,))
+        for name in _TEXTS:
+            words = getattr(self, name)
+            for word in (words,) if isinstance(words, str) else words or ():
+                check_storable(name, word or "")
+        for pair in self.tags:
+            check_storable("tags", "=".join(pair))
 
     @classmethod
     def of(cls, criteria: Criteria) -> JobFilter:
@@ -165,6 +171,7 @@ class JobFilter:
         return replace(self, **times) if times else self
 
 
+_TEXTS: Final = ("kind", "unique_key", "ordering_key", "error_code", "text", "worker")
 _MOMENTS: Final = tuple(f.name for f in fields(JobFilter) if f.name.endswith(("_after", "_before")))
 _TIMES: Final = {"created": "created_at", "finished": "finished_at", "run": "run_at"}
 

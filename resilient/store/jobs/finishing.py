@@ -63,9 +63,15 @@ _ONCE_MORE: Final = "({job}.once_more AND NOT {job}.cancel_requested)"
 _NULL, _TRUE, _FALSE = "NULL", "true", "false"
 
 
-# A claim gives a unique key away that counts until the start; a job that never started takes it back, if it is free.
+# A claim gives a unique key away that counts until the start; a job that has not started takes it back, if it is free.
+# One that ran has not started either if that run was the end of an operation: somebody has retried it since.
+_ENDS: Final = ("dead", "expired", "cancelled", "retried", "replaced", "once_more")
+_HAS_NOT_STARTED: Final = (
+    "({job}.executions < 2 OR EXISTS (SELECT 1 FROM {attempt} a WHERE a.job_id = {job}.id"
+    f" AND a.execution = {{job}}.executions - 1 AND a.decision IN {_ENDS}))"
+)
 _TAKEN_BACK: Final = (
-    "CASE WHEN {job}.unique_lock IS NULL AND {job}.unique_key IS NOT NULL AND {job}.executions < 2"
+    f"CASE WHEN {{job}}.unique_lock IS NULL AND {{job}}.unique_key IS NOT NULL AND {_HAS_NOT_STARTED}"
     " AND NOT EXISTS (SELECT 1 FROM {job} o"
     " WHERE o.kind = {job}.kind AND o.unique_lock = {job}.unique_key) THEN {job}.unique_key"
     " ELSE {job}.unique_lock END"
@@ -205,6 +211,12 @@ def note_decision(c: Connection, d: Dialect, ids: Sequence[UUID], decision: str,
         f" SELECT id, executions, :decision, false, :now FROM {{job}} WHERE id {d.among('ids', 'uuid')}",
         {"ids": d.pack_ids(ids), "decision": decision, "now": now},
     )
+
+
+def ran_once_more(c: Connection, d: Dialect, id_: UUID, execution: int) -> bool:
+    """Whether this execution of a job was a success, after which it is to run once more."""
+    row = "SELECT 1 FROM {attempt} WHERE job_id = :id AND execution = :execution AND decision = 'once_more'"
+    return d.run(c, row, {"id": d.id(id_), "execution": execution}).first() is not None
 
 
 _ALONE: Final = " AND NOT {job}.once_more AND NOT {job}.followed AND {job}.ordering_key IS NULL"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.jobs.outcomes import BROKEN_OFF, INTERRUPTED
 from resilient.core.jobs.states import JobState
-from resilient.core.jobs.workflow import OVER, StepInfo, WorkflowInfo, WorkflowState
+from resilient.core.jobs.workflow import OVER, StepFacts, StepInfo, WorkflowInfo, WorkflowState
 from resilient.store.db.dialect import ID, JSON, TIME
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from resilient.store.db.dialect import Dialect
 
+CANCELLED: Final = "it was cancelled"  # why a workflow turned around
 DUE_LIMIT: Final = 50
 LIST_LIMIT: Final = 1_000
 
@@ -119,6 +120,23 @@ def ask(c: Connection, d: Dialect, ids: Collection[UUID], now: datetime) -> None
         c,
         f"UPDATE {{workflow}} SET attention = true, updated_at = :now WHERE id {open_}",
         {"ids": d.pack_ids(sorted(ids)), "now": now},
+    )
+
+
+def cancel(c: Connection, d: Dialect, ids: Collection[UUID], over: Collection[UUID], now: datetime) -> None:
+    """Turn running workflows around. ``over``: ended jobs, whose workflows are locked too, all in one order."""
+    params = {"ids": d.pack_ids(sorted(ids)), "jobs": d.pack_ids(sorted(over))}
+    members = d.chosen(
+        f"SELECT workflow_id FROM {{step}} WHERE job_id {d.among('jobs', 'uuid')}"
+        f" UNION ALL SELECT workflow_id FROM {{step}} WHERE undo_job_id {d.among('jobs', 'uuid')}"
+        f" UNION ALL SELECT id FROM {{workflow}} WHERE id {d.among('ids', 'uuid')}"
+    )
+    d.run(c, f"SELECT id FROM {{workflow}} WHERE id {members} ORDER BY id {{row_lock}}", params).all()
+    d.run(
+        c,
+        "UPDATE {workflow} SET state = 'undoing', reason = :reason, attention = true, updated_at = :now"
+        f" WHERE state = 'running' AND id {d.among('ids', 'uuid')}",
+        {"ids": params["ids"], "reason": CANCELLED, "now": now},
     )
 
 
@@ -249,11 +267,15 @@ def write(
 
 
 def undos_of(c: Connection, d: Dialect, ids: Collection[UUID]) -> dict[str, list[UUID]]:
-    """The kinds of the undos of these jobs, where they have not begun, each with the jobs whose undo it is."""
+    """The kinds of the undos of these jobs that may run once more, each with the jobs whose undo it is.
+
+    Steps of a workflow that turned around run no more: what they may have done, they did with the payload they had.
+    """
     rows = d.run(
         c,
-        f"SELECT undo_kind, job_id FROM {{step}} WHERE job_id {d.among('ids', 'uuid')} AND undo_kind IS NOT NULL"
-        " AND undo_job_id IS NULL ORDER BY job_id",
+        "SELECT s.undo_kind, s.job_id FROM {step} s JOIN {workflow} w ON w.id = s.workflow_id"
+        f" WHERE s.job_id {d.among('ids', 'uuid')} AND s.undo_kind IS NOT NULL AND s.undo_job_id IS NULL"
+        " AND w.state = 'running' ORDER BY s.job_id",
         {"ids": d.pack_ids(sorted(ids))},
         undo_kind=None,
         job_id=ID,
@@ -273,6 +295,26 @@ def edit_undos(c: Connection, d: Dialect, ids: Collection[UUID], payload: str, v
         f" WHERE job_id {d.among('ids', 'uuid')} AND undo_kind IS NOT NULL AND undo_job_id IS NULL",
         {"ids": d.pack_ids(sorted(ids)), "payload": payload, "version": version},
     )
+
+
+def undo_payload(c: Connection, d: Dialect, id_: UUID, name: str) -> str | None:
+    """What the undo of a step gets (JSON text)."""
+    text = "CAST(undo_payload AS text)" if d.is_postgresql else "undo_payload"
+    step = " FROM {step} WHERE workflow_id = :id AND name = :name"
+    payload: str | None = d.run(c, f"SELECT {text}{step}", {"id": d.id(id_), "name": name}).scalar()
+    return payload
+
+
+def results_of(c: Connection, d: Dialect, ids: Collection[UUID]) -> dict[UUID, Any]:
+    """The results of these jobs."""
+    rows = d.run(
+        c,
+        f"SELECT id, result FROM {{job}} WHERE id {d.among('ids', 'uuid')}",
+        {"ids": d.pack_ids(sorted(ids))},
+        id=ID,
+        result=JSON,
+    )
+    return {row.id: row.result for row in rows}
 
 
 def undo_begins(c: Connection, d: Dialect, id_: UUID, name: str, job_id: UUID) -> None:
@@ -295,7 +337,7 @@ IS_NEEDED: Final = (
 )
 _STEPS_OF: Final = (
     "SELECT s.workflow_id, s.name, s.no, s.kind, s.resource_key, s.job_id, s.after_names, s.undo_kind, s.undo_version,"
-    " {undo_payload} AS undo_payload, s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, j.result, j.last_error,"
+    " s.undo_max_attempts, s.undo_job_id, j.state, j.attempts, {result} AS result, j.last_error,"
     " j.last_error_kind, j.started_at, j.finished_at, u.state AS undo_state, u.last_error AS undo_error,"
     " (j.sent IS NOT NULL OR (j.state IN ('dead', 'cancelled') AND EXISTS (SELECT 1 FROM {attempt} a WHERE"
     f" a.job_id = j.id AND {_IN_DOUBT}))) AS in_doubt"
@@ -303,20 +345,22 @@ _STEPS_OF: Final = (
 )
 _STEP_TYPES: Final[dict[str, Any]] = {
     "workflow_id": ID, "name": None, "no": None, "kind": None, "resource_key": None, "job_id": ID, "after_names": JSON,
-    "undo_kind": None, "undo_version": None, "undo_payload": None, "undo_max_attempts": None, "undo_job_id": ID,
+    "undo_kind": None, "undo_version": None, "undo_max_attempts": None, "undo_job_id": ID,
     "state": None, "attempts": None, "result": JSON, "last_error": None, "last_error_kind": None, "started_at": TIME,
     "finished_at": TIME, "undo_state": None, "undo_error": None, "in_doubt": None,
 }  # fmt: skip
 
 
-def steps_of(c: Connection, d: Dialect, ids: Collection[UUID]) -> dict[UUID, list[Row[Any]]]:
-    """The steps of workflows, with their jobs as they stand, in their order."""
+def steps_of(c: Connection, d: Dialect, ids: Collection[UUID], *, results: bool = False) -> dict[UUID, list[Row[Any]]]:
+    """The steps of workflows, with their jobs as they stand, in their order.
+
+    Each step's end has somebody read all steps of its workflow: of ``results``, up to 1 MiB each, only who needs them.
+    """
     steps: dict[UUID, list[Row[Any]]] = {id_: [] for id_ in ids}
     if ids:
-        text = "CAST(s.undo_payload AS text)" if d.is_postgresql else "s.undo_payload"
         rows = d.run(
             c,
-            _STEPS_OF.replace("{undo_payload}", text)
+            _STEPS_OF.replace("{result}", "j.result" if results else "NULL")
             + f" WHERE s.workflow_id {d.among('ids', 'uuid')} ORDER BY s.workflow_id, s.no",
             {"ids": d.pack_ids(sorted(ids))},
             **_STEP_TYPES,
@@ -326,16 +370,26 @@ def steps_of(c: Connection, d: Dialect, ids: Collection[UUID]) -> dict[UUID, lis
     return steps
 
 
+def states_of(c: Connection, d: Dialect, id_: UUID) -> list[StepFacts]:
+    """The states of a workflow's steps, and nothing else of them."""
+    rows = d.run(
+        c,
+        "SELECT s.name, s.no, j.state FROM {step} s LEFT JOIN {job} j ON j.id = s.job_id WHERE s.workflow_id = :id",
+        {"id": d.id(id_)},
+    ).all()
+    return [StepFacts(name, no, None if state is None else JobState(state)) for name, no, state in rows]
+
+
 _COLUMNS: Final = "id, name, state, reason, created_at, updated_at, finished_at"
 _TYPES: Final[dict[str, Any]] = {
     "id": ID, "name": None, "state": None, "reason": None, "created_at": TIME, "updated_at": TIME, "finished_at": TIME,
 }  # fmt: skip
 
 
-def get(c: Connection, d: Dialect, id_: UUID) -> WorkflowInfo | None:
+def get(c: Connection, d: Dialect, id_: UUID, *, results: bool = True) -> WorkflowInfo | None:
     """One workflow with its steps."""
     rows = d.run(c, f"SELECT {_COLUMNS} FROM {{workflow}} WHERE id = :id", {"id": d.id(id_)}, **_TYPES).all()
-    return _infos(c, d, rows)[0] if rows else None
+    return _infos(c, d, rows, results=results)[0] if rows else None
 
 
 def page(
@@ -357,11 +411,11 @@ def page(
         params,
         **_TYPES,
     ).all()
-    return _infos(c, d, rows)
+    return _infos(c, d, rows, results=True)
 
 
-def _infos(c: Connection, d: Dialect, rows: Sequence[Row[Any]]) -> list[WorkflowInfo]:
-    steps = steps_of(c, d, [row.id for row in rows])
+def _infos(c: Connection, d: Dialect, rows: Sequence[Row[Any]], *, results: bool) -> list[WorkflowInfo]:
+    steps = steps_of(c, d, [row.id for row in rows], results=results)
     return [
         WorkflowInfo(
             id=row.id,

@@ -47,7 +47,7 @@ def note(c: Connection, d: Dialect, declared: Mapping[str, tuple[str, Spec]]) ->
             {**params, "spec": json.dumps({"schedules": digests})},
         )
         return False
-    if until > now + GONE - LOOK:
+    if now + GONE - LOOK < until <= now + GONE:  # later: of a clock that ran ahead
         return None
     d.run(c, "UPDATE {schedule} SET next_at = :until, updated_at = :now WHERE name = :name", params)
     return until > now

@@ -406,6 +406,33 @@ def set_paused(c: Connection, d: Dialect, row: Row, *, paused: bool) -> None:
     d.run(c, f"UPDATE {{schedule}} SET paused = :paused, updated_at = :now{moved} WHERE name = :name", params)
 
 
+def put_right(c: Connection, d: Dialect, names: Collection[str]) -> list[str]:
+    """Let those of these schedules tick from now on whose next tick is out of reach; returns their names."""
+    now = d.now(c)
+    rows = d.run(
+        c,
+        "SELECT name, spec, next_at FROM {schedule} WHERE kind IS NOT NULL AND NOT paused AND NOT removed"
+        f" AND next_at > :soon AND name IN (SELECT value FROM {d.array('names', 'text')}) ORDER BY name",
+        {"names": d.pack_keys(list(names)), "soon": now + schedule.NEAR},
+        name=None,
+        spec=JSON,
+        next_at=TIME,
+    ).all()
+    right = []
+    for one in rows:
+        if not _is_out_of_reach(_spec(one.spec), one.next_at, now):
+            continue
+        row = lock(c, d, one.name)
+        if row is not None and not (row.paused or row.removed) and _is_out_of_reach(row.spec, row.next_at, now):
+            set_paused(c, d, row, paused=False)
+            right.append(row.name)
+    return right
+
+
+def _is_out_of_reach(spec: Spec | None, next_at: datetime, now: datetime) -> bool:
+    return spec is not None and schedule.is_out_of_reach(spec, next_at, now)
+
+
 # -- how schedules do: for people, and for the rule that looks for silent ones -----------------------------------------
 
 _INFO: Final = (

@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if (usage := root.usage_line(error)) is not None:
-            root.errors().error(usage)
+            root.errors(words).error(usage)
             return USAGE
-        root.errors().error(line_of(error))
+        root.errors(words).error(line_of(error))
         return status_of(error)
 
 

@@ -102,7 +102,8 @@ class Context:
         if self.app_name is None or "/" not in key or "*" in key or not isinstance(self.whole, _shards()):
             return
         home = self.whole.name_of(key)
-        self.shard = self.shard or home
+        if self.shard is None:
+            self.shard = self.out.options["--shard"] = home
         if self.shard != home:
             text = f"{key} lives in shard {home}, as the program says: this is {self.shard}"
             if strictly:

@@ -24,11 +24,12 @@ from resilient.surface.cli.jobs import span as span_of
 from resilient.surface.cli.output import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from resilient.core.alerts.overview import Overview, Trouble
     from resilient.core.inspect.retention import Pruned
+    from resilient.core.inspect.why import WorkerSeen
     from resilient.core.jobs.records import AuditInfo
     from resilient.engine.app.app import Resilient
     from resilient.engine.inspect.doctor import Finding
@@ -48,6 +49,9 @@ def dashboard(
         typer.Option(envvar="RESILIENT_DASHBOARD_PORT", min=0, max=65535, help="Where on 127.0.0.1; 0: any free one."),
     ] = 8765,
     read_only: Annotated[bool, typer.Option("--read-only", help="Without payloads and without changes.")] = False,
+    no_browser: Annotated[  # noqa: ARG001 - many type it: there is none to keep from opening
+        bool, typer.Option("--no-browser", hidden=True, help="No browser is opened anyway.")
+    ] = False,
     log: logs.LogShape = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
 ) -> None:
@@ -72,7 +76,7 @@ def dashboard(
                 app.ready_sync()
         except (DatabaseUnreachable, SetupError) as error:  # the pages say so too, and work once it is mended
             run.out.remark(f"warning: {error}")
-        serve(shards or run.app, port, say, read_only=read_only)
+        serve(shards or run.app, port, say, read_only=read_only, options=run.out.options)
 
 
 def audit(
@@ -212,12 +216,19 @@ def _show_workers(run: Context, view: Overview) -> None:
     active = [worker for worker in view.workers if not worker.stopping]
     slots, busy = sum(w.concurrency for w in active), sum(w.running for w in active)
     if active:
-        run.out.say(f"Workers:    {len(active)} running, {busy:,} of {slots:,} slots busy")
+        run.out.say(f"Workers:    {len(active)} alive, {busy:,} of {slots:,} slots busy{_heard(view, active)}")
         if still := [w.loop_lag for w in active if stands_still(w.loop_lag)]:
             loops, longest = counted(len(still), "event loop"), span(max(filter(None, still)))
             run.out.say(f"            {loops} stood still, for up to {longest}: the log says where", style="yellow")
     else:
         run.out.say("Workers:    none is running: start one with `resilient worker`", style="bold red")
+
+
+def _heard(view: Overview, active: Sequence[WorkerSeen]) -> str:
+    """When the workers said how many slots are busy, if more or fewer jobs run by now."""
+    if sum(worker.running for worker in view.workers) == int(view.jobs["running"]):
+        return ""
+    return f", as heard {span((view.at - min(worker.seen_at for worker in active)).total_seconds())} ago"
 
 
 def _show_stopped(run: Context, view: Overview) -> None:
@@ -354,11 +365,15 @@ def _say_pruned(run: Context, pruned: Pruned, *, dry_run: bool) -> None:
         run.out.say(f"{'Would delete' if dry_run else 'Deleted'} {_pruned(pruned)}.")
 
 
-def doctor(ctx: typer.Context) -> None:
+def doctor(
+    ctx: typer.Context,
+    *,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All settings and bounds, also the usual.")] = False,
+) -> None:
     """Look for what is wrong, or soon will be.
 
     With the database, its settings and tables, and the workers. Exit status 1 if something fails. Prints the settings
-    and where each comes from, and hides secrets.
+    that were made and where each comes from, and hides secrets.
     """
     run: Context = ctx.obj
     findings = asyncio.run(_examined(run.app))
@@ -379,11 +394,10 @@ def doctor(ctx: typer.Context) -> None:
             run.out.say(f"{one.name}: {one.message}")
             if one.remedy:
                 run.out.say(f"      -> {one.remedy}", style="dim")
-    if not run.out.as_json:
-        _say_settings(run, rows)
+        _say_settings(run, rows, verbose=verbose)
     if failed:
         raise typer.Exit(FAILED)
-    if not run.out.as_json:  # behind what is wrong nobody would look for it
+    if verbose and not run.out.as_json:  # behind what is wrong nobody would look for it
         _say_bounds(run)
 
 
@@ -399,9 +413,17 @@ def _misnamed(ctx: typer.Context) -> list[Finding]:
     return [Finding("settings", "warn", text, remedy)] if names else []
 
 
-def _say_settings(run: Context, rows: list[settings.Setting]) -> None:
+def _say_settings(run: Context, rows: list[settings.Setting], *, verbose: bool) -> None:
+    """Those that were made; the others, and the bounds, are counted unless ``verbose``."""
+    made = rows if verbose else [one for one in rows if one.source != "default"]
     run.out.heading("Settings: an option, then the environment, then .env, then the default")
-    run.out.table(("setting", "value", "from"), [Row(*one) for one in rows])
+    if made:
+        run.out.table(("setting", "value", "from"), [Row(*one) for one in made])
+    if not verbose:
+        usual = f"{counted(len(rows) - len(made), 'setting has its', 'settings have their')} default"
+        usual += "" if len(rows) - len(made) == 1 else "s"
+        bound = counted(len(bounds()), "bound")
+        run.out.paragraph(f"{usual}, and {bound} hold for what comes from outside: `resilient doctor --verbose`")
 
 
 def _say_bounds(run: Context) -> None:
@@ -417,6 +439,7 @@ async def _examined(app: Resilient) -> list[Finding]:
         return await examine(
             app.database, listen_url=app.listen_url, providers=app.providers.values(),
             keys=app.grants.accounts.ring.key_ids, makes_tables=app.ground.tables.upgrade,
+            own_table=app.grants.accounts.store is not None,
         )  # fmt: skip
     finally:  # its connections belong to this loop
         await app.close()

@@ -18,13 +18,15 @@ from rich.text import Text
 from resilient.core.base.phrases import brief, counted, error_line, in_json, one_line, rough, span, when
 from resilient.core.base.phrases import plain as shown
 from resilient.core.gates.admission import error_shut, hand_shut
+from resilient.core.inspect.names import meaning
 from resilient.core.inspect.why import CREDENTIALS_ENDS, credentials_end, credentials_remedy
 from resilient.core.jobs.records import plain
 from resilient.core.jobs.states import TERMINAL, JobState
 from resilient.surface.cli.exits import shortened
+from resilient.surface.cli.hints import hinted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from resilient.core.events.message import EventInfo
@@ -66,8 +68,15 @@ class Row:
 class Output:
     """Where a command prints."""
 
-    def __init__(self, *, as_json: bool = False, console: Console | None = None, errors: Console | None = None) -> None:
-        self.as_json = as_json
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        console: Console | None = None,
+        errors: Console | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.as_json, self.options = as_json, dict(options or {})  # options: see `hints`
         self.console = console or _Screen(highlight=False, markup=False, soft_wrap=True)
         self.errors = errors or _Screen(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
@@ -78,7 +87,7 @@ class Output:
     def say(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """A line for people; with ``--json`` nothing."""
         if not self.as_json:
-            self.console.print(shown(text), style=style or None, end=end)
+            self.console.print(shown(hinted(text, self.options)), style=style or None, end=end)
 
     def result(self, text: str) -> None:
         """The result of a command, alone on standard output."""
@@ -86,11 +95,11 @@ class Output:
 
     def remark(self, text: str) -> None:
         """A line on standard error, for people whose programs read the rest."""
-        self.errors.print(shown(text))
+        self.errors.print(shown(hinted(text, self.options)))
 
     def error(self, text: str) -> None:
         """One line on standard error."""
-        self.errors.print(Text("error: ", style="bold red"), Text(one_line(text)), sep="")
+        self.errors.print(Text("error: ", style="bold red"), Text(one_line(hinted(text, self.options))), sep="")
 
     def heading(self, text: str) -> None:
         """The title of a part."""
@@ -130,7 +139,7 @@ class Output:
 
     def paragraph(self, text: str, *, indent: int = 0, style: str = "") -> None:
         """A sentence, broken between words on a terminal; line breaks in the text itself are escaped."""
-        pad, text = " " * indent, one_line(text)
+        pad, text = " " * indent, one_line(hinted(text, self.options))
         lines = [pad + text]
         if self.console.is_terminal:
             lines = textwrap.wrap(
@@ -277,7 +286,7 @@ def show_job(out: Output, job: JobInfo, attempts: Sequence[AttemptInfo], why: Wh
             ("result", _compact(job.result)),
         ]
     )
-    show_why(out, why)
+    show_why(out, why, now)
     if attempts:
         out.heading("What happened")
         for one in attempts:
@@ -305,13 +314,16 @@ def say_why(out: Output, why: Why) -> None:
         out.paragraph(reason.text)
 
 
-def show_why(out: Output, why: Why) -> None:
+_NOBODY: Final = ("no_worker", "unknown_kind", "unserved_resource")  # what no time ends
+
+
+def show_why(out: Output, why: Why, now: datetime) -> None:
     """The reasons, one sentence each."""
     out.heading("Why")
     for reason in why.reasons:
         out.paragraph(reason.text, indent=2)
-    if why.until is not None and len(why.reasons) > 1:
-        out.paragraph(f"Nothing known stops it after {why.until:%Y-%m-%d %H:%M:%S} UTC.", indent=2)
+    if why.until is not None and len(why.reasons) > 1 and not any(one.code in _NOBODY for one in why.reasons):
+        out.paragraph(f"Nothing known stops it after {when(why.until, now)}.", indent=2)
 
 
 def resource_row(info: ResourceInfo, now: datetime) -> Row:
@@ -327,6 +339,7 @@ def resource_row(info: ResourceInfo, now: datetime) -> Row:
         remark = info.paused_reason
     if info.gate == "auth" and info.code in CREDENTIALS_ENDS:
         remark = "; ".join(filter(None, (credentials_remedy(info.key, info.code), remark)))
+    remark = remark or meaning(info.key)
     return Row(info.key, state_of(info), until, f"{info.waiting:,}", f"{info.running:,}", remark=remark)
 
 

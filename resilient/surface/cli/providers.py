@@ -141,7 +141,8 @@ def new_provider(
         return
     module, test = (str(path) for path, _ in made)
     run.out.say(f"Wrote {module} and {test}.")
-    run.out.say(f"Fill in the facts, then: pytest {test}")
+    run.out.say(f"Fill in the facts, then run: python -m pytest {test}")
+    run.out.say("It names what is missing (pip install 'resilient-engine[testing]' brings pytest).", style="dim")
 
 
 _OK: Final = 200

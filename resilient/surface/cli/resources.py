@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from resilient.core.base.errors import InvalidInput
+from resilient.core.base.errors import ConnectionNotFound, InvalidInput
 from resilient.core.base.phrases import counted, figure, learnt_limit, length, span, when
+from resilient.core.base.resource_key import account
+from resilient.core.inspect.names import meaning
 from resilient.surface.cli import output
 from resilient.surface.cli.exits import FAILED, NotFound
 from resilient.surface.cli.jobs import PageSize, Yes, bulk, until
@@ -82,7 +84,7 @@ def show_resource(ctx: typer.Context, key: Key) -> None:
         run.out.json({"resource": info.to_json(), "policy": policy, "why": why.to_json()})
     else:
         _show(run, info, policy)
-        output.show_why(run.out, why)
+        output.show_why(run.out, why, run.now)
     _require_known(run, info)
 
 
@@ -92,9 +94,10 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
     run.out.fields(
         [
             ("resource", info.key),
+            ("stands for", meaning(info.key)),
             ("state", output.state_of(info)),
             ("circuit", f"{info.breaker}, opened {info.reopens + 1} times in a row" if info.reopens else info.breaker),
-            ("credentials", info.auth),
+            ("credentials", _credentials(run, info)),
             ("waiting", counted(info.waiting, "job")),
             ("running", counted(info.running, "job")),
             ("limits", limits_of(policy) + marks["limits"]),
@@ -110,6 +113,24 @@ def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
     )
     if not run.knows_policies:
         run.out.say("Limits declared by the program are not known here: say --app to see them.", style="dim")
+
+
+def _credentials(run: Context, info: ResourceInfo) -> str | None:
+    """What is known of its credentials; None of a whole provider, and of one that this program does not list."""
+    provider = run.app.providers.get(info.key.partition("/")[0])
+    if info.auth != "ok":
+        return info.auth
+    if "/" not in info.key and not (provider and provider.single_account):
+        return None
+    try:
+        run.app.sync.connections.get(account(info.key))
+    except ConnectionNotFound:
+        if provider is None:
+            return None
+        if not provider.auth or provider.anonymous:
+            return "none needed"
+        return "in a table of the program" if run.app.grants.accounts.store is not None else "not connected"
+    return "ok"
 
 
 def _budget(budget: Mapping[str, Any], now: datetime) -> str:

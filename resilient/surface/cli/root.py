@@ -16,6 +16,7 @@ from resilient.surface.cli.connections import connections, secrets, sync
 from resilient.surface.cli.context import Context
 from resilient.surface.cli.erasure import erase, export
 from resilient.surface.cli.exits import HELP, OK, USAGE
+from resilient.surface.cli.hints import which_of
 from resilient.surface.cli.jobs import dead, jobs
 from resilient.surface.cli.outbox import outbox
 from resilient.surface.cli.output import Output
@@ -122,7 +123,7 @@ def shared(
         app = None  # what was typed wins over the environment
     else:
         database = None
-    made = Context(app, database, schema, debug, Output(as_json=as_json))
+    made = Context(app, database, schema, debug, Output(as_json=as_json, options=ctx.obj))
     made.shard = shard
     made.typed_database = database if "database" in names else None
     made.person, made.because, made.acts = person or "", because, ctx.invoked_subcommand not in _OTHERS
@@ -206,7 +207,8 @@ def run(arguments: Sequence[str]) -> int:
     for line in settings.misspelt(settings.options(_command()), os.environ):
         Output().remark(line)
     try:
-        result = _command().main(hoisted(arguments), prog_name="resilient", standalone_mode=False)
+        words = hoisted(arguments)
+        result = _command().main(words, prog_name="resilient", standalone_mode=False, obj=which_of(words))
     except SystemExit as end:  # click's answer to a reader that has gone: a failure, without a word
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
@@ -292,6 +294,9 @@ def _elsewhere(name: str) -> str:
     return " or ".join(places[:_FEW])
 
 
-def errors() -> Output:
-    """Where errors are printed."""
-    return Output()
+def errors(arguments: Sequence[str]) -> Output:
+    """Where errors of this command line are printed."""
+    try:
+        return Output(options=which_of(hoisted(arguments)))
+    except SetupError:  # an option lacks its value: that is the error
+        return Output()

@@ -31,7 +31,7 @@ from resilient.core.base.errors import InvalidInput, MissingExtra, SetupError
 from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import counted
 from resilient.core.jobs.backoff import retry_pause
-from resilient.engine.ground.signals import SignalCount
+from resilient.engine.ground.signals import SignalCount, stop_signals
 from resilient.surface.cli.exits import FAILED, OK, USAGE
 from resilient.surface.probes import BEAT, STILL, Address, Answer, Server, verdict
 
@@ -171,9 +171,9 @@ class Supervisor:
         self._signals = SignalCount(monotonic)
 
     async def run(self, *, health: str | None = None) -> int:
-        """Keep the processes until SIGTERM or SIGINT; the exit status."""
+        """Keep the processes until one of `stop_signals`; the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._signalled)
         paths = {"/livez": self.livez, "/readyz": self.readyz}
         server = None if health is None else Server(Address.of("--health", health), paths)

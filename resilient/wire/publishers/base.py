@@ -1,15 +1,15 @@
 """What every destination shares.
 
-A `Destination` is what a program declares: a value, without a connection. Its `connect` gives a `Publisher`, made by
-a worker on its own loop when the first event is due. ``publish`` returns when the destination has confirmed; it is
-called for many events at once, and never for two of one key at once. What it raises says what becomes of the event:
+A `Destination` is what a program declares: a value, without a connection. When the first event is due, a worker calls
+its `connect` on its own event loop and gets a `Publisher`. ``publish`` returns when the destination has confirmed. The
+relay calls it for many events at once, but never for two of one key. What it raises says what becomes of the event:
 
-- `lost(...)`: the connection is unusable; the event is tried again later over a new one;
-- `refused(...)`: not now, or not this one, but the connection is well; tried again later;
-- `Throttled`: everything for this destination waits;
-- `Permanent`: never this event: dead at once, and shown to a person (`Unsendable`: nothing of it was sent).
+- `lost(...)`: the connection is unusable; the event is sent again later, over a new one;
+- `refused(...)`: the destination did not take the event, and the connection is usable; the event is sent again later;
+- `Throttled`: all events for this destination wait;
+- `Permanent`: the event can never be taken; it is dead at once (`Unsendable`: nothing of it was sent).
 
-An event whose confirm was lost is sent again: consumers tell duplicates by its id.
+An event whose confirm was lost is sent again: consumers recognise duplicates by the event's id.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from resilient.core.events.message import Message
 
 
-# A broker that is away is waited for without end, each event at most a minute behind it. What a program's own code
-# raises is not: it would hold up its key for ever and nobody would look.
+# A broker that is away is tried again without end, at most a minute apart. A bug of the program's is not: its event
+# would block the others of its key for ever, and nobody would look.
 BROKER_RETRY: Final = Retry(max_attempts=None, delay=FullJitter(base=0.5, cap=60.0), by_kind={"bug": Retry(20)})
 
 
@@ -49,17 +49,17 @@ class ConnectionLost(JobFailure):
 
 
 class Unsendable(Permanent):
-    """Never this event, found before anything was sent: it says nothing of the destination."""
+    """The event can never be taken. Nothing of it was sent, so this says nothing about the destination."""
 
 
 class Publisher(Protocol):
     """A live connection to a destination.
 
-    One with a true attribute ``mends`` replaces what is lost itself: another event's connection is well.
+    One with a true attribute ``mends`` replaces lost connections itself, so the engine does not close it after `lost`.
     """
 
     async def publish(self, message: Message) -> None:
-        """Hand one event over; returns when it is confirmed."""
+        """Send one event; return when it is confirmed."""
 
     async def close(self) -> None:
         """Close the connection; never raises."""
@@ -88,14 +88,14 @@ class Destination:
 
     @property
     def at_once(self) -> int | None:
-        """Events it gets at once from all workers, unless the program says how many (`concurrency=`); None: no cap."""
+        """How many events it gets at once from all workers, if the program does not say (`concurrency=`); None: any."""
         return None
 
     def require(self) -> None:
         """Raise `MissingExtra` if a library is missing; called when a worker that publishes here is made."""
 
     async def connect(self) -> Publisher:
-        """Open a connection; raises `lost(...)`. Whatever else it raises means the same, but for a throttle."""
+        """Open a connection; raises `lost(...)`. Any other error but a throttle means the same."""
         raise NotImplementedError
 
 
@@ -115,20 +115,25 @@ def extra(module: str, name: str) -> Any:
 
 
 def lost(message: str, code: str) -> ConnectionLost:
-    """The connection is gone, or was never there."""
+    """The error for a connection that is gone, or could not be opened."""
     return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code))
 
 
 async def close_unopened(close: Callable[[], Awaitable[Any]]) -> None:
-    """Close what could not be opened, also where opening it took too long: a broker that is hung keeps its sockets."""
+    """Close a connection that was not opened in time or failed: else a hung broker would keep its socket open."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
 
 
 def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:
-    """The destination answered and did not take the event; ``ill``: a sign that it takes none at all."""
+    """The error for an event that the destination did not take; ``ill``: a sign that it takes no event at all."""
     return JobFailure(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=ill))
+
+
+def is_away(failure: Failure) -> bool:
+    """Whether a failure means that the destination is away."""
+    return failure.kind in (FailureKind.TRANSIENT, FailureKind.AMBIGUOUS) and failure.counts_for_breaker is not False
 
 
 def fill(template: str | Callable[[Message], str], message: Message) -> str:
@@ -139,7 +144,7 @@ def fill(template: str | Callable[[Message], str], message: Message) -> str:
 
 
 def is_fixed(template: str | Callable[[Message], str]) -> bool:
-    """Whether it is the same for every event: then what is wrong with it is wrong with the whole destination."""
+    """Whether it is the same for every event. Then an error about it concerns the whole destination."""
     return isinstance(template, str) and "{type}" not in template and "{key}" not in template
 
 
@@ -149,9 +154,9 @@ def is_fixed(template: str | Callable[[Message], str]) -> bool:
 @explained_class
 @dataclass(frozen=True)
 class Callback(Destination):
-    """``Callback(fn)``: ``await fn(message)`` hands an event over; when it returns, the event is published.
+    """``Callback(fn)``: an event is published when ``await fn(message)`` returns.
 
-    What it raises is classified as a handler's exception is: raise `Transient`, `Throttled` or `Permanent`.
+    Its exceptions are classified like a handler's: raise `Transient`, `Throttled` or `Permanent`.
     """
 
     fn: Callable[[Message], Awaitable[Any]]

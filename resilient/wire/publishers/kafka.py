@@ -6,6 +6,7 @@ producer sent before: an event that is sent again after a crash is in the topic 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -85,7 +86,19 @@ class _Producer:
     async def close(self) -> None:
         """See `Publisher`."""
         with contextlib.suppress(Exception):
-            await self._producer.stop()
+            try:
+                await self._producer.stop()
+            except asyncio.CancelledError:  # it waits for a hung broker, and would leave its tasks and sockets behind
+                await close_unopened(self._abort)
+                raise
+
+    async def _abort(self) -> None:
+        """End what `stop` began and did not finish: the library has no function for it."""
+        producer = self._producer
+        producer._message_accumulator.fail_all(ConnectionError("its producer is closed"))  # noqa: SLF001
+        await producer.client.close()  # which ends the requests that the sender waits for
+        await producer._sender.close()  # noqa: SLF001
+        await producer.client.close()  # the sender may have opened another connection
 
 
 def _failure(error: Exception, *, ill: bool) -> JobFailure:

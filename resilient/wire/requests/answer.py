@@ -4,8 +4,8 @@ It is httpx's own Response, made over after the fact: the transport sets ``__cla
 returned, because building a second Response costs more than the whole classification.
 
 Bounds: `aread`/`read` stop at the pool's ``largest`` and ``whole``, and where its account may hold no more of the
-process's ``bodies`` (`holds`); streaming (``client.stream``) is the
-caller's own business, but it too is decoded in small pieces (see `Intake`).
+process's ``bodies`` (`body_budget`). Streaming (``client.stream``) has no such bounds, but what it reads is decoded in
+small pieces too (see `Intake`).
 
 The errors::
 
@@ -39,7 +39,7 @@ from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import without_secrets
 from resilient.core.base.phrases import span
 from resilient.wire.requests import redact
-from resilient.wire.requests.holds import FREE, STEP, Hold
+from resilient.wire.requests.body_budget import FREE, STEP, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -145,7 +145,7 @@ class Answer(httpx.Response):
     secrets: tuple[str, ...]
     parsed: Any  # the decoded body, if it had to be read anyway
     cut: Callable[..., None] | None  # called when the body breaks off; with ``by_us`` if there was no room for it
-    hold: Hold | None = None  # of a large body
+    reservation: Reservation | None = None  # of a large body
 
     @classmethod
     def of(
@@ -313,18 +313,19 @@ class Answer(httpx.Response):
 
     def _draw(self, count: int) -> None:
         """Take room for ``count`` bytes more of the body. Raises `NoRoomForAnswer`."""
-        if self.hold is None:
-            self.hold = Hold(self.account, max(self.bounds.bodies, 2 * self.bounds.largest))
-        if self.hold.grow(count):
+        if self.reservation is None:
+            self.reservation = Reservation(self.account, max(self.bounds.bodies, 2 * self.bounds.largest))
+        if self.reservation.grow(count):
             return
         if self.cut is not None:
             self.cut(by_us=True)
-        raise NoRoomForAnswer(self.hold.explanation(_REMEDIES), repeatable=self.repeatable, request=self._request)
+        explanation = self.reservation.explanation(_REMEDIES)
+        raise NoRoomForAnswer(explanation, repeatable=self.repeatable, request=self._request)
 
     def _drop(self, intake: Intake) -> None:
         """Forget a body that is not read to its end: the error's frames would keep it."""
         intake.clear()
-        self.hold = None
+        self.reservation = None
 
     def _part(self) -> None:
         """Part with the stream of a body that was read.

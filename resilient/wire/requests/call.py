@@ -34,10 +34,10 @@ from resilient.core.base.phrases import one_line
 from resilient.core.provider.classify import Phase, classify, classify_error, cost_of, message_of
 from resilient.wire.requests import redact
 from resilient.wire.requests import span as spans
+from resilient.wire.requests.body_budget import Reservation
 from resilient.wire.requests.explain import note, phase_of
 from resilient.wire.requests.flow import is_concluded, require_connection
 from resilient.wire.requests.guard import resolved
-from resilient.wire.requests.holds import Hold
 from resilient.wire.requests.request_log import Target
 from resilient.wire.requests.transport import drive, drive_sync
 
@@ -119,9 +119,9 @@ class Call:
         """Whether it may be sent again without a second effect."""
         return self._request.repeatable
 
-    def hold(self) -> Hold:
+    def make_reservation(self) -> Reservation:
         """Room for the body of its answer."""
-        return Hold(self._request_log.account, ANSWER_BODIES.value)
+        return Reservation(self._request_log.account, ANSWER_BODIES.value)
 
     @property
     def url(self) -> str:

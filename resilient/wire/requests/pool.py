@@ -43,7 +43,7 @@ class PoolSettings:
 
     ``read`` is the longest silence within an answer, ``whole`` the longest time for all of its body.
     ``largest``: bodies that are read into memory, decoded. ``bodies``: all of them that the process holds at once,
-    without the first MiB of each; no account has more of it than it leaves free (see `resilient.wire.requests.holds`).
+    without the first MiB of each; no account has more of it than it leaves free (`wire/requests/body_budget.py`).
     Less than twice ``largest`` counts as that, so that one answer always fits. ``error_largest``, ``error_whole``: the
     same as ``largest`` and ``whole`` for the body of an error, of which only the beginning is kept. ``tries``,
     ``tries_within``: how often one request is sent within one call, and in how many seconds; longer waits are the

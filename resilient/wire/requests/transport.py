@@ -110,7 +110,13 @@ async def _send(step: Send, transport: Any) -> httpx.Response:
 
 
 def _look(hooks: RequestHooks, permit: Permit) -> Coroutine[Any, Any, None] | None:
-    return hooks.again(permit) if hooks.is_late(permit) else None
+    return _again(hooks, permit) if hooks.is_late(permit) else None
+
+
+async def _again(hooks: RequestHooks, permit: Permit) -> None:
+    """Draw and look once more; what that waits for is no part of the request's own time."""
+    await hooks.again(permit)
+    permit.sent_at = time.perf_counter()
 
 
 @contextlib.contextmanager
@@ -135,7 +141,7 @@ def _trace(step: Send) -> Callable[[str, Any], Coroutine[Any, Any, None]]:
         if before is not None:
             await before(event, info)
         if event in _FIRST_BYTE and step.hooks.is_late(step.permit):
-            await step.hooks.again(step.permit)
+            await _again(step.hooks, step.permit)
 
     return trace
 
@@ -147,7 +153,7 @@ def _trace_sync(step: Send, bridge: Bridge[Any]) -> Callable[[str, Any], None]:
         if before is not None:
             before(event, info)
         if event in _FIRST_BYTE and step.hooks.is_late(step.permit):
-            bridge(step.hooks.again(step.permit))
+            bridge(_again(step.hooks, step.permit))
 
     return trace
 

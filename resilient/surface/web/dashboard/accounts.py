@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.alerts.words import notice
+from resilient.core.alerts.rules import EVENTS
+from resilient.core.alerts.words import is_stale, notice
 from resilient.core.base import resource_key
 from resilient.core.base.errors import ConnectionNotFound, InvalidInput, ResourceStopped
 from resilient.core.base.phrases import counted
@@ -18,7 +20,7 @@ from resilient.surface.cli import jobs as options_of
 from resilient.surface.cli.jobs import word_or_none
 from resilient.surface.web.dashboard import bulk
 from resilient.surface.web.dashboard.charts import figure, recent
-from resilient.surface.web.dashboard.words import GATES, quoted
+from resilient.surface.web.dashboard.words import GATES, quoted, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from resilient.core.alerts.rules import AlertInfo
     from resilient.core.jobs.records import Changed
     from resilient.engine.accounts.connections import ConnectionInfo
     from resilient.store.inspect.pages import Past
@@ -133,15 +136,9 @@ def _whoami(visit: Visit, key: str) -> str | None:
 def history(past: Past, now: datetime) -> list[dict[str, Any]]:
     """Alerts and changes by people in one list, the latest first: ``at``, ``until``, ``what``, ``by``, ``state``.
 
-    Of an alert that came again the last time is kept, with how often.
+    Of an alert that came again the last time is kept, with how often. A condition lasted until it was last found.
     """
-    lines = [
-        {
-            "at": one.first_at, "until": one.resolved_at, "what": notice("new", one, now).text, "by": "",
-            "state": "well" if one.resolved_at else "failed", "word": "over" if one.resolved_at else "goes on",
-        }
-        for one in past.alerts
-    ]  # fmt: skip
+    lines = [_alert_line(one, now) for one in past.alerts]
     lines += [
         {
             "at": one.at, "until": None, "what": one.action + (f": {one.why}" if one.why else ""), "by": one.who,
@@ -150,6 +147,21 @@ def history(past: Past, now: datetime) -> list[dict[str, Any]]:
         for one in past.changes
     ]  # fmt: skip
     return sorted(lines, key=lambda line: line["at"], reverse=True)
+
+
+def _alert_line(one: AlertInfo, now: datetime) -> dict[str, Any]:
+    """An alert of the past: what lasted from when to when it was last found, what happened when, and the last time."""
+    until: datetime | None = one.last_at
+    if one.name in EVENTS:
+        state, word, until = "failed", "happened", until if one.count > 1 else None
+    elif one.resolved_at:
+        state, word = "well", "over"
+    elif is_stale(one, now):
+        state, word = "warn", "not found lately"
+    else:
+        state, word, until = "failed", "goes on", None
+    text = notice("new", replace(one, last_at=now), now).text  # when it was last found stands beside it
+    return {"at": one.first_at, "until": until, "what": text, "by": "", "state": state, "word": word}
 
 
 def reconnect_of(visit: Visit, connection: ConnectionInfo | None) -> str | None:
@@ -183,8 +195,7 @@ async def test_one(visit: Visit) -> Response:
             answer = await visit.app.resources.test(key)
             outcome["ok"] = int(answer.failure is None)
     except (ResourceStopped, ConnectionNotFound) as refused:
-        text = str(refused)
-        return visit.back(visit.url(f"/account/{key}"), f"{text[:1].upper()}{text[1:]}.", bad=True)
+        return visit.back(visit.url(f"/account/{key}"), sentence_of(refused), bad=True)
     text = " ".join((answer.line, *answer.lessons))
     return visit.back(visit.url(f"/account/{key}"), text, bad=answer.failure is not None)
 

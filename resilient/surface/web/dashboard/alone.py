@@ -19,12 +19,13 @@ from resilient.core.base.errors import MissingExtra, SetupError
 from resilient.surface.cli.context import person
 from resilient.surface.web.dashboard.guard import RIGHTS, Operator, with_headers
 from resilient.surface.web.dashboard.mount import dashboard, plain_page
+from resilient.surface.web.dashboard.visit import OPTIONS
 
 from starlette.requests import Request  # isort: skip - `mount` says which extra is missing
 from starlette.responses import RedirectResponse, Response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -39,9 +40,12 @@ _COOKIE: Final = "resilient-dashboard-session"
 class Alone:
     """A dashboard for one person. ``address`` is where it can be entered, once."""
 
-    def __init__(self, app: Resilient | Shards, port: int, *, read_only: bool = False) -> None:
+    def __init__(
+        self, app: Resilient | Shards, port: int, *, read_only: bool = False, options: Mapping[str, str] | None = None
+    ) -> None:
         rights = ("read",) if read_only else RIGHTS
         self._who = Operator(person(), rights)  # type: ignore[arg-type] # every right, or reading alone
+        self._options = options or {}
         names = (HOST, "localhost")
         self._hosts = {f"{name}:{port}" for name in names} | (set(names) if port == _HTTP else set())
         self._once: str | None = secrets.token_urlsafe(32)
@@ -60,6 +64,7 @@ class Alone:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        scope[OPTIONS] = self._options
         request = Request(scope)
         answer: ASGIApp = self._pages
         if request.headers.get("host") not in self._hosts:
@@ -84,10 +89,16 @@ class Alone:
         return who if isinstance(who, Response) else RedirectResponse("/", 303, {"Cache-Control": "no-store"})
 
 
-def serve(app: Resilient | Shards, port: int, say: Callable[[str], None], *, read_only: bool = False) -> None:
-    """Serve until stopped; ``say`` gets the address. ``port`` 0: any free one. Raises `SetupError` for a taken port."""
+def serve(
+    app: Resilient | Shards, port: int, say: Callable[[str], None], *, read_only: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Serve until stopped; ``say`` gets the address. ``port`` 0: any free one. Raises `SetupError` for a taken port.
+
+    ``options``: those that the commands on the pages need, see `resilient.surface.cli.hints`.
+    """
     with _listening(port) as listening:
-        alone = Alone(app, listening.getsockname()[1], read_only=read_only)
+        alone = Alone(app, listening.getsockname()[1], read_only=read_only, options=options)
         say(alone.address)
         asyncio.run(_server(alone).serve(sockets=[listening]))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from resilient.core.base.errors import (
     ConnectionNotFound,
@@ -23,12 +24,13 @@ from resilient.surface.shards import Shards
 from resilient.surface.web.dashboard import accounts, bulk, enqueue, jobs, live, overviews, shards
 from resilient.surface.web.dashboard.guard import Guard, Operator, RefusedChangeError, with_headers
 from resilient.surface.web.dashboard.visit import ENVIRONMENT, HERE, VERSION, Visit, form_of, shards_of, texts_of
+from resilient.surface.web.dashboard.words import sentence_of
 from resilient.surface.web.routes import got
 from resilient.surface.web.scope import mounted
 
 from starlette.applications import Starlette  # isort: skip - `visit` says which extra is missing
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -158,9 +160,30 @@ def _pages(site: _Site) -> ASGIApp:
     ]
     routes += [Route(path, site.change(right, serve), methods=["POST"]) for path, (right, serve) in CHANGES.items()]
     routes.append(Route("/live", site.page("read", live.live), methods=["GET"]))
+    routes += [Route(path, _moved(place), methods=["GET"]) for path, place in _GUESSES.items()]
     routes.append(Mount("/static", app=StaticFiles(directory=HERE / "static")))
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _broken}
     return Starlette(routes=routes, exception_handlers=handlers)
+
+
+_GUESSES: dict[str, str] = {  # addresses that people guess from the words of the command line: the true page
+    "/now": "/", "/status": "/", "/resources": "/accounts", "/account": "/accounts", "/sync": "/streams",
+    "/doctor": "/system", "/resources/{rest:path}": "/account/", "/resource/{rest:path}": "/account/",
+    "/accounts/{rest:path}": "/account/", "/job/{rest:path}": "/jobs/", "/workflow/{rest:path}": "/workflows/",
+    "/schedule/{rest:path}": "/schedules/",
+}  # fmt: skip
+
+
+def _moved(place: str) -> Callable[[Request], Awaitable[Response]]:
+    """The function of a route that leads to the true page, with what was asked."""
+
+    async def answer(request: Request) -> Response:
+        base = request.scope.get("root_path", "").rstrip("/")
+        rest = request.path_params.get("rest", "")
+        path = quote(base + (place + rest if rest or place == "/" else place.rstrip("/")), safe="/%:@+-._~")
+        return RedirectResponse(path + (f"?{request.url.query}" if request.url.query else ""), 307)
+
+    return answer
 
 
 def plain_page(
@@ -177,13 +200,6 @@ def plain_page(
         shards=() if status == HTTPStatus.UNAUTHORIZED else shards_of(request),
     )
     return Response(body, status, {**(headers or {}), "Cache-Control": "no-store"}, media_type="text/html")
-
-
-def sentence_of(error: Exception | str) -> str:
-    """The message of an error as a sentence."""
-    text = str(error)
-    text = text if "=" in text.partition(" ")[0] else text[:1].upper() + text[1:]
-    return text + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 _ANSWERS: dict[int, tuple[str, str]] = {

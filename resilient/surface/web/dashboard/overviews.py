@@ -71,14 +71,16 @@ def sentence(causes: Sequence[Cause], totals: Totals, overview: Overview) -> str
     more = any(one.waiting.more for one in causes)
     parts = ["Nothing is stopped" if not stopped else f"{stopped:,} of {counted(totals.accounts, 'account')} stopped"]
     if stopped:
-        parts.append(f"{behind:,}{'+' if more else ''} {'job' if behind == 1 and not more else 'jobs'} behind them")
+        number = f"{behind:,}{'+' if more else ''}" if behind else "no"
+        parts.append(f"{number} {'job' if behind in (0, 1) and not more else 'jobs'} behind them")
     if not overview.workers:
         parts.append("no worker runs")
     elif totals.oldest is not None:
         age = (overview.at - totals.oldest).total_seconds()
         parts.append(f"oldest runnable job waits {span(age)}" if age >= 1 else "what may run starts at once")
     elif int(overview.jobs["ready"]) == 0:
-        parts.append(f"nothing waits, {counted(overview.jobs['running'], 'job runs', 'jobs run')}")
+        runs = counted(overview.jobs["running"], "job runs", "jobs run") if overview.jobs["running"] else "nothing runs"
+        parts.append(f"nothing waits, {runs}")
     return "; ".join(parts) + "."
 
 
@@ -186,7 +188,11 @@ async def workers(visit: Visit) -> Response:
 async def system(visit: Visit) -> Response:
     """The findings of `resilient doctor`."""
     app = visit.app
-    findings = await examine(app.database, listen_url=app.listen_url, providers=app.providers.values())
+    findings = await examine(
+        app.database, listen_url=app.listen_url, providers=app.providers.values(),
+        keys=app.grants.accounts.ring.key_ids if app.kinds or app.providers else None,
+        own_table=app.grants.accounts.store is not None,
+    )  # fmt: skip
     worst = {"fail": 0, "warn": 1}
     return visit.render("system.html", findings=sorted(findings, key=lambda one: worst.get(one.level, 2)))
 

@@ -39,6 +39,7 @@ HERE: Final = Path(__file__).parent
 FORM_BYTES: Final = 1024 * 1024  # room for a payload of 256 KiB, percent-encoded
 _NAMED: Final = {"/account/": "key", "/schedules/": "name"}  # pages about what has a name; its parameter
 SHARDS: Final = "resilient.shards"  # the name in a request's scope
+OPTIONS: Final = "resilient.options"  # the same: what commands need that a page prints, see `surface.cli.hints`
 _TEXT: Final = 2_000  # characters of a note
 
 
@@ -47,7 +48,9 @@ def _environment() -> Environment:
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=words.printable,
     )  # fmt: skip
-    environment.filters |= words.FILTERS | {"prose": pass_context(words.prose)}
+    environment.filters |= words.FILTERS | {
+        "at": pass_context(words.at), "prose": pass_context(words.prose), "which": pass_context(words.which),
+    }  # fmt: skip
     environment.globals |= words.FUNCTIONS | {"chart_groups": GROUPS}
     return environment
 
@@ -131,7 +134,7 @@ class Visit:
             visit=self, url=self.url, seg=self.seg, now=self.now, operator=self.operator, version=VERSION,
             note=self._note(), current=self._current(), section=template.partition(".")[0],
             signals=None if self.app.database.is_sqlite else self.url("/live"),
-            shards=shards_of(self.request), **values,
+            shards=shards_of(self.request), which_app=self.request.scope.get(OPTIONS, {}), **values,
         )  # fmt: skip
         etag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
         headers = {"ETag": etag, "Cache-Control": "private, no-cache" if stored else "no-store", "Vary": "Cookie"}

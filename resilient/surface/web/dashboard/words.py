@@ -12,9 +12,11 @@ from markupsafe import Markup, escape
 from resilient.core.accounts.tokens import REFRESHING
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.phrases import brief, counted, error_line, in_json, plain, rough, span
+from resilient.core.base.phrases import brief, counted, error_line, in_json, moment, plain, rough, span
+from resilient.core.inspect.names import meaning
 from resilient.core.inspect.why import credentials_end
 from resilient.core.jobs.records import plain as as_json
+from resilient.surface.cli.hints import command_with
 from resilient.surface.cli.jobs import LEFT_ALONE, text_of
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ _LONGEST: Final = 20_000  # characters of a document
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._:@+/-]+")
 _COMMAND: Final = re.compile(r"`([^`]*)`")
 _TIME: Final = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d) UTC(?= \((?:in )?[^()]*\)|;|$)"
+    r"(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d) UTC(?= \((?:in )?[^()]*\)|[;,:)]| until |$)"
 )  # of `phrases.moment`
 _JOB: Final = re.compile(r"\b(workflow |)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 
@@ -70,13 +72,12 @@ def number(value: Any) -> str:
     return f"{int(value):,}{'+' if getattr(value, 'more', False) else ''}"
 
 
-def at(value: datetime | None) -> Markup:
-    """A time in UTC; the page's script rewrites it to the reader's zone."""
+def at(context: Mapping[str, Any], value: datetime | None) -> Markup:
+    """A time in UTC, as sentences write it; the page's script rewrites it to the reader's zone."""
     if value is None:
         return Markup("")
-    utc = value.astimezone(UTC)
-    full, short = f"{utc:%Y-%m-%d %H:%M:%S} UTC", f"{utc:%m-%d %H:%M:%S}"
-    return Markup('<time datetime="{0}" title="{1}">{2} UTC</time>').format(f"{utc:%Y-%m-%dT%H:%M:%SZ}", full, short)
+    short, exact = moment(value, context.get("now")), f"{value.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return Markup('<time datetime="{0}" title="{1}">{2}</time>').format(exact, moment(value), short)
 
 
 def ago(value: datetime | None, now: datetime) -> Markup:
@@ -111,6 +112,14 @@ def brought(outcome: Mapping[str, Any]) -> str:
         elif value:
             words.append(f"{word}: {' '.join(map(str, value)) if isinstance(value, list) else value}")
     return plain(", ".join(words)) or "nothing"
+
+
+def sentence_of(error: Exception | str) -> str:
+    """The message of an error as a sentence; an option or a key at its beginning stays as it is."""
+    text = str(error)
+    first = text.partition(" ")[0]
+    text = text if "=" in first or "/" in first else text[:1].upper() + text[1:]
+    return text + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def is_key(text: str) -> bool:
@@ -168,10 +177,17 @@ def prose(context: Mapping[str, Any], text: str | None, url: Callable[[str], str
     """
     parts = _COMMAND.split(_pressed(plain(text or ""), context))
     return Markup("").join(
-        (button_of(part, context, url) or Markup("<code>{0}</code>").format(part)) if n % 2
+        (button_of(part, context, url) or Markup("<code>{0}</code>").format(which(context, part))) if n % 2
         else _linked(part, url, key, context.get("now"))
         for n, part in enumerate(parts)
     )  # fmt: skip
+
+
+def which(context: Mapping[str, Any], commands: str) -> str:
+    """Commands, between them "; ", with the options that say which app is meant, where the server knows them."""
+    options = context.get("which_app") or {}
+    words = commands.split("; ")
+    return "; ".join(command_with(one, options) if one.startswith("resilient ") else one for one in words)
 
 
 def _pressed(text: str, context: Mapping[str, Any]) -> str:
@@ -278,11 +294,11 @@ def same(verb: str, *words: str | None, **options: str | None) -> str:
 
 
 FILTERS: Final[dict[str, Any]] = {
-    "number": number, "at": at, "ago": ago, "badge": badge, "gate": gate, "document": document, "error": error,
+    "number": number, "ago": ago, "badge": badge, "gate": gate, "document": document, "error": error,
     "brief": brief, "wrapped": wrapped, "took": took, "brought": brought, "is_key": is_key,
     "limit": limit,
 }  # fmt: skip
 FUNCTIONS: Final[dict[str, Any]] = {
     "as_word": as_word, "text_of": text_of, "counted": counted, "give_up_in_doubt": GIVE_UP_IN_DOUBT,
-    "same": same, "credentials_end": credentials_end,
+    "same": same, "credentials_end": credentials_end, "meaning": meaning,
 }  # fmt: skip

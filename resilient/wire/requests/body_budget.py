@@ -18,7 +18,7 @@ FREE: Final = 1024 * 1024  # bytes of each answer that are not counted
 STEP: Final = 1024 * 1024  # bytes of one draw
 
 
-class Holds:
+class BodyBudget:
     """The bytes that each account holds of one process's budget, over all pools, event loops and threads."""
 
     def __init__(self) -> None:
@@ -56,34 +56,34 @@ class Holds:
                 del self._by_account[account]
 
 
-HOLDS: Final = Holds()
+BODY_BUDGET: Final = BodyBudget()
 
 
-class Hold:
+class Reservation:
     """The bytes that one answer holds beyond its free part, until its last reference is gone.
 
     ``account``: its resource key; ``most``: the budget of the process, in bytes.
     """
 
-    __slots__ = ("_account", "_budget", "_count")
+    __slots__ = ("_account", "_count", "_most")
 
     def __init__(self, account: str, most: int) -> None:
-        self._account, self._budget, self._count = account, most, 0
+        self._account, self._most, self._count = account, most, 0
 
     def grow(self, count: int) -> bool:
         """Take ``count`` more bytes; False if there is no room for them."""
-        if not HOLDS.draw(self._account, count, self._budget):
+        if not BODY_BUDGET.draw(self._account, count, self._most):
             return False
         self._count += count
         return True
 
     def __del__(self) -> None:
         if self._count:
-            HOLDS.give_back(self._account, self._count)
+            BODY_BUDGET.give_back(self._account, self._count)
 
     def explanation(self, remedies: str) -> str:
         """Why there is no room; ``remedies``: what to do about it."""
         return (
-            f"no room for the answer's body: of the {self._budget:,} bytes that this process has for large ones,"
+            f"no room for the answer's body: of the {self._most:,} bytes that this process has for large ones,"
             f" {self._account} holds as much as is left free: {remedies}"
         )

@@ -11,9 +11,9 @@ import pytest
 
 from resilient import Errors, FailureKind, Provider, Rule
 from resilient.wire.requests.answer import AnswerTooLarge, NoRoomForAnswer
+from resilient.wire.requests.body_budget import BODY_BUDGET, FREE, STEP, BodyBudget, Reservation
 from resilient.wire.requests.client import build_client
 from resilient.wire.requests.explain import explain
-from resilient.wire.requests.holds import FREE, HOLDS, STEP, Hold, Holds
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.request_log import RequestLog
 from tests.helpers import bomb
@@ -25,9 +25,9 @@ SETTINGS = PoolSettings(**UNHURRIED, tries=1, largest=4 * MIB, bodies=12 * MIB) 
 
 @pytest.fixture(autouse=True)
 def _all_comes_back():
-    assert HOLDS.total() == 0
+    assert BODY_BUDGET.total() == 0
     yield
-    assert HOLDS.total() == 0
+    assert BODY_BUDGET.total() == 0
 
 
 @pytest.fixture
@@ -48,42 +48,42 @@ large = answering(bomb(3, 1), (b"gzip",))  # 2 MiB beside its free part
 
 
 def test_an_account_may_hold_as_much_as_is_left_free():
-    holds = Holds()
-    assert holds.draw("a/1", 50, 100)
-    assert not holds.draw("a/1", 1, 100)
-    assert holds.draw("a/2", 25, 100)
-    assert not holds.draw("a/2", 1, 100)
-    assert holds.draw("a/3", 12, 100)
-    holds.give_back("a/1", 50)
-    assert holds.total() == 37
-    assert holds.draw("a/2", 6, 100)
+    budget = BodyBudget()
+    assert budget.draw("a/1", 50, 100)
+    assert not budget.draw("a/1", 1, 100)
+    assert budget.draw("a/2", 25, 100)
+    assert not budget.draw("a/2", 1, 100)
+    assert budget.draw("a/3", 12, 100)
+    budget.give_back("a/1", 50)
+    assert budget.total() == 37
+    assert budget.draw("a/2", 6, 100)
 
 
 def test_however_long_one_account_draws_the_others_find_half():
-    holds, count = Holds(), 0
-    while holds.draw("a/evil", 1, 1_000):
+    budget, count = BodyBudget(), 0
+    while budget.draw("a/evil", 1, 1_000):
         count += 1
-    assert count == holds.total() == 500
-    assert holds.draw("a/honest", 250, 1_000)
+    assert count == budget.total() == 500
+    assert budget.draw("a/honest", 250, 1_000)
     for account in range(50):
-        while holds.draw(f"a/{account}", 1, 1_000):
+        while budget.draw(f"a/{account}", 1, 1_000):
             count += 1
-    assert holds.total() == count + 250 <= 1_000
+    assert budget.total() == count + 250 <= 1_000
 
 
 def test_what_is_given_back_is_forgotten():
-    holds = Holds()
+    budget = BodyBudget()
     for account in range(1_000):
-        assert holds.draw(f"a/{account}", 1, 2)
-        holds.give_back(f"a/{account}", 1)
-    assert holds.total() == 0
-    assert not holds._by_account
+        assert budget.draw(f"a/{account}", 1, 2)
+        budget.give_back(f"a/{account}", 1)
+    assert budget.total() == 0
+    assert not budget._by_account
 
 
 def test_threads_draw_and_give_back_at_once():
     def work(account):
         for _ in range(2_000):
-            one = Hold(account, 1_000_000)
+            one = Reservation(account, 1_000_000)
             assert one.grow(3)
             assert one.grow(4)
 
@@ -92,7 +92,7 @@ def test_threads_draw_and_give_back_at_once():
         one.start()
     for one in threads:
         one.join()
-    assert HOLDS.total() == 0
+    assert BODY_BUDGET.total() == 0
 
 
 # -- over sockets -----------------------------------------------------------------------------------------------------
@@ -120,9 +120,9 @@ async def test_an_answer_gives_its_room_back_with_its_last_reference(client, rud
         async with rude(large) as (url, _):
             for _ in range(5):
                 answer = await client(over=over).get(url)
-                assert HOLDS.total() == 2 * STEP
+                assert BODY_BUDGET.total() == 2 * STEP
                 del answer
-                assert HOLDS.total() == 0
+                assert BODY_BUDGET.total() == 0
     finally:
         gc.enable()
 
@@ -135,11 +135,11 @@ async def test_one_that_breaks_off_gives_it_back(client, rude, over):
     async with rude(behave) as (url, _):
         with pytest.raises(httpx.RemoteProtocolError):
             await client(over=over).get(url)
-        assert HOLDS.total() == 0
+        assert BODY_BUDGET.total() == 0
     async with rude(answering(bomb(5, 1), (b"gzip",))) as (url, _):
         with pytest.raises(AnswerTooLarge):
             await client(over=over).get(url)
-        assert HOLDS.total() == 0
+        assert BODY_BUDGET.total() == 0
 
 
 async def test_twenty_at_once_end_each_by_itself(client, rude, over):
@@ -158,11 +158,11 @@ async def test_twenty_at_once_end_each_by_itself(client, rude, over):
 
 
 async def test_small_answers_are_never_refused(client, rude, over):
-    hold = Hold("api/acct", 12 * MIB)
-    assert hold.grow(6 * MIB)
+    reservation = Reservation("api/acct", 12 * MIB)
+    assert reservation.grow(6 * MIB)
     async with rude(answering(bytes(FREE), ())) as (url, _):
         assert len((await client(over=over).get(url)).content) == FREE
-    del hold
+    del reservation
 
 
 async def test_one_answer_of_the_largest_size_always_fits(client, rude):
@@ -173,37 +173,37 @@ async def test_one_answer_of_the_largest_size_always_fits(client, rude):
 
 
 async def test_what_is_streamed_holds_nothing(client, rude, over):
-    hold = Hold("api/acct", 12 * MIB)
-    assert hold.grow(6 * MIB)
+    reservation = Reservation("api/acct", 12 * MIB)
+    assert reservation.grow(6 * MIB)
     async with rude(large) as (url, _), client(over=over).stream("GET", url) as response:
         assert sum([len(part) async for part in response.aiter_bytes()]) == 3 * MIB
-    del hold
+    del reservation
 
 
 async def test_a_post_whose_answer_had_no_room_is_in_doubt(client, hooks, rude, over):
     """It took effect: it is not sent again as another one, and no circuit hears of it."""
-    hold = Hold("api/acct", 12 * MIB)
-    assert hold.grow(6 * MIB)
+    reservation = Reservation("api/acct", 12 * MIB)
+    assert reservation.grow(6 * MIB)
     async with rude(large) as (url, _):
         with pytest.raises(NoRoomForAnswer) as raised:
             await client(over=over).post(url)
     assert hooks.steps == ["admit", "mark", "answered", "clear", "cut_off"]
     assert hooks.cut_by_us
     assert explain(raised.value, RequestLog(hooks), hooks.now()).failure.kind == "ambiguous"
-    del hold, raised
+    del reservation, raised
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_where_the_body_is_read_for_its_errors(client, hooks, rude, over, method):
     errors = Errors(rules=(Rule(FailureKind.PERMANENT, code="wrong", status=200),))
-    hold = Hold("api/acct", 12 * MIB)
-    assert hold.grow(6 * MIB)
+    reservation = Reservation("api/acct", 12 * MIB)
+    assert reservation.grow(6 * MIB)
     async with rude(large) as (url, _):
         provider = Provider(name="api", base_url=url, errors=errors)
         with pytest.raises(NoRoomForAnswer) as raised:
             await client(provider, over=over).request(method, url)
     assert raised.value.failure.kind == ("transient" if method == "GET" else "ambiguous")
-    del hold, raised
+    del reservation, raised
 
 
 async def test_threads_too(rude, over):
@@ -217,9 +217,9 @@ async def test_threads_too(rude, over):
         kept = [one.get(url) for _ in range(3)]
         with pytest.raises(NoRoomForAnswer):
             one.get(url)
-        assert HOLDS.total() == 6 * STEP
+        assert BODY_BUDGET.total() == 6 * STEP
         del kept
-        assert HOLDS.total() == 0
+        assert BODY_BUDGET.total() == 0
         assert len(one.get(url).content) == 3 * MIB
 
     async with rude(large) as (url, _):

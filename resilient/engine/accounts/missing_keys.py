@@ -1,0 +1,73 @@
+"""Accounts whose secrets need a key that this process lacks, while another process may have it.
+
+As when keys are changed and this process has not been started anew yet. Their jobs go back, uncharged, to be run by
+another process; this one passes over them for a minute, and then looks again. Their gate stays open. Where no other
+worker lives, it is shut (`Grants`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from resilient.core.base.errors import FailureKind, ResourceStopped
+from resilient.core.base.loggers import apart
+from resilient.core.base.resource_key import is_below
+from resilient.core.jobs.outcomes import Snoozed
+from resilient.store.accounts.secrets import key_id_of, key_id_of_mark
+from resilient.store.inspect import workers
+from resilient.wire.requests.request_log import at_account
+
+if TYPE_CHECKING:
+    from resilient.engine.ground.ground import Ground
+    from resilient.store.accounts.connections import Bound
+    from resilient.store.accounts.secrets import KeyRing
+
+GATE: Final = "key"  # of a `ResourceStopped`: this process cannot, others may
+CODE: Final = "missing_key"  # of the job's last error
+SOON: Final = 1.0  # seconds until another worker may run a job of the account
+LATER: Final = 45.0  # and one that uses the account beside its own: this worker may meet it again
+PASSED_OVER: Final = 60.0  # seconds until this process looks at such an account again
+_MOST: Final = 1_000  # resources that are passed over at once
+
+
+def left_to_others(stopped: ResourceStopped, resource: str) -> Snoozed | None:
+    """What becomes of a resource's job that was stopped by a missing key; None if something else stopped it."""
+    if stopped.gate != GATE:
+        return None
+    delay = SOON if is_below(resource, stopped.resource) else LATER
+    return Snoozed(delay, None, str(stopped), FailureKind.AUTH, CODE)
+
+
+class MissingKeys:
+    """The accounts and resources that one process leaves to others, because it lacks the key of their secrets."""
+
+    def __init__(self, ground: Ground, ring: KeyRing) -> None:
+        self._ground, self._ring = ground, ring
+        self.resources: set[str] = set()  # that are passed over at this moment
+
+    def note(self, key: str) -> bool:
+        """Pass over a resource for a while; False if it is passed over already. Call it on an event loop."""
+        if key in self.resources or len(self.resources) >= _MOST:
+            return False
+        self.resources.add(key)
+        asyncio.get_running_loop().call_later(PASSED_OVER, self.resources.discard, key, context=apart())
+        return True
+
+    def note_stop(self, stopped: ResourceStopped, account: str, resource: str) -> None:
+        """Pass over a resource of an account, too, whose key is missing."""
+        if stopped.gate == GATE and at_account(resource) == account:
+            self.note(resource)
+
+    async def are_elsewhere(self, bound: Bound | None) -> bool:
+        """Whether this process lacks a key of an account, and a worker of another process may have it."""
+        if bound is None or not self._lacks(bound):
+            return False
+        own = [worker.id for worker in self._ground.workers]
+        return bool(await self._ground.database.transaction(workers.has_others, own))
+
+    def _lacks(self, bound: Bound) -> bool:
+        sealed = bound.grant.secrets
+        names = [key_id_of(sealed)] if sealed else []
+        names += [key_id_of_mark(bound.seal)] if bound.seal else []
+        return any(name not in self._ring.key_ids for name in names)

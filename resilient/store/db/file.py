@@ -1,0 +1,115 @@
+"""The file of a SQLite database: how it is opened, and what if it is moved, deleted or replaced while it is open.
+
+SQLite goes on with the file that it opened, wherever that is now, and other processes open what the path names: neither
+would see what the other commits, and with the last connection a deleted file is gone. So each connection that leaves
+its pool is compared with the path. What was written in the moment of the change is not saved by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import event
+from sqlalchemy.exc import DisconnectionError
+
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.core.base.loggers import logger
+from resilient.store.db.address import BUSY_TIMEOUT
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.engine import URL
+
+log = logger("database")
+Place = tuple[int, int]
+
+
+def place_of(file: Path) -> Place | None:
+    """The device and inode that a path names; None if there is no such file."""
+    try:
+        place = file.stat()
+    except OSError:
+        return None
+    return place.st_dev, place.st_ino
+
+
+class _Guard:
+    """Compares the connections of one engine with their file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._latest: Place | None = None  # what was opened last
+
+    def before_connect(self, *_: Any) -> None:
+        """SQLite would make a new file, without tables. Raises `DatabaseUnreachable`."""
+        if self._latest is not None and place_of(self._file) is None:
+            raise self._gone()
+
+    def connected(self, _connection: Any, record: Any) -> None:
+        """Note what was opened."""
+        place = place_of(self._file)
+        if self._latest not in (None, place):
+            log.warning("the file %s was replaced while it was open: it is opened anew", self._file)
+        record.info["place"] = self._latest = place
+
+    def taken(self, _connection: Any, record: Any, _proxy: Any) -> None:
+        """Raises `DisconnectionError`, so that the pool opens another, or `DatabaseUnreachable`."""
+        place = place_of(self._file)
+        if place is None:
+            raise self._gone()
+        if record.info.get("place") != place:
+            raise DisconnectionError("its file was replaced")
+
+    def _gone(self) -> DatabaseUnreachable:
+        return DatabaseUnreachable(
+            f"the database {self._file} is gone: it was moved or deleted while it was open (put it back, or end every"
+            " program that has it open and begin with a new one)"
+        )
+
+
+def guard(engine: Engine, file: Path) -> None:
+    """Let this engine's connections keep to what the path names."""
+    one = _Guard(file)
+    event.listen(engine, "do_connect", one.before_connect)
+    event.listen(engine, "connect", one.connected)
+    event.listen(engine, "checkout", one.taken)
+
+
+# -- opening it ------------------------------------------------------------------------------------------------------
+
+
+def is_in_memory(url: URL) -> bool:
+    """Whether the database is in memory."""
+    return url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
+
+
+def path_of(url: URL) -> Path:
+    """The file of an address, also of one in SQLite's form (``file:...?uri=true``)."""
+    name = str(url.database)
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
+
+
+def make_private(file: Path) -> None:
+    """Make a new file its owner's alone (0600), and so the -wal and -shm that SQLite makes beside it."""
+    with contextlib.suppress(OSError):  # it exists; or the connection tells what is wrong
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def use_wal(connection: Any) -> None:
+    """Turn to WAL. Processes that open a new file at once refuse each other this change, without the busy timeout."""
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return

@@ -1,0 +1,254 @@
+"""Tests in several processes, forked once everything is collected: ``pytest --forks=N``, or ``auto``.
+
+Workers that start anew (pytest-xdist's) import and collect everything each for itself: ten seconds of CPU for each, of
+which only the first are worth something. A forked one begins with what its parent has. A file's tests run in one
+process, in their order; its next file a process asks for when it has none. A process that dies fails the test it ran,
+and another does the rest of its file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections import deque
+from multiprocessing import connection
+from types import SimpleNamespace
+
+import pytest
+
+PATIENCE = 60.0  # seconds for what processes put away at their end
+
+
+def pytest_addoption(parser):
+    parser.addoption("--forks", default="0", help="run the tests in so many forked processes; auto: see tests/forks.py")
+
+
+def forks(config):
+    """How many processes to run tests in; 0: in this one."""
+    option = config.getoption("forks")
+    return automatic() if option == "auto" else int(option)
+
+
+def automatic():
+    """Three for a core of a small machine: half of a run waits, for leases, timeouts and processes of its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores, min(3 * cores, 8))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session):
+    config = session.config
+    if not (count := forks(config)) or config.option.collectonly:
+        return None
+    if session.testsfailed and not config.option.continue_on_collection_errors:
+        raise session.Interrupted(f"{session.testsfailed} errors while tests were collected")
+    files = [list(items) for _, items in itertools.groupby(range(len(session.items)), lambda n: session.items[n].path)]
+    _Parent(session, deque(files)).run(count)
+    return True
+
+
+class _Worker:
+    """One forked process, as its parent sees it."""
+
+    def __init__(self, number, process, pipe):
+        self.number, self.process, self.pipe = number, process, pipe
+        self.left = deque()  # numbers of the tests of its file that have not ended
+        name = f"fork{number}"  # and two attributes as reporters know them of pytest-xdist's workers
+        self.gateway = SimpleNamespace(id=name)
+        self.workerinfo = {
+            "id": name, "sysplatform": sys.platform, "version_info": sys.version_info, "executable": sys.executable,
+        }  # fmt: skip
+
+
+class _Parent:
+    """Hands out files, and passes on what the processes report."""
+
+    def __init__(self, session, files):
+        self.session, self.hook, self.files = session, session.config.hook, files
+        self.numbers, self.workers = itertools.count(), {}
+
+    def run(self, count):
+        session = self.session
+        try:
+            for _ in range(min(count, len(self.files))):
+                self._fork()
+            while self.workers:
+                for pipe in connection.wait(list(self.workers)):
+                    self._hear(self.workers[pipe])
+        finally:
+            self._end()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+    def _fork(self):
+        number = next(self.numbers)
+        mine, its = multiprocessing.Pipe()
+        others = [*self.workers, mine]
+        process = multiprocessing.get_context("fork").Process(
+            target=_work, args=(self.session, number, its, others), name=f"fork{number}"
+        )
+        process.start()
+        its.close()
+        self.workers[mine] = _Worker(number, process, mine)
+
+    def _hear(self, worker):
+        try:
+            what, *content = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._bury(worker)
+            return
+        getattr(self, f"_on_{what}")(worker, *content)
+
+    def _on_idle(self, worker):
+        is_over = self.session.shouldfail or self.session.shouldstop or not self.files
+        worker.left = deque(() if is_over else self.files.popleft())
+        with contextlib.suppress(BrokenPipeError):
+            worker.pipe.send(list(worker.left))
+
+    def _on_start(self, worker, number):
+        while worker.left and worker.left[0] != number:
+            worker.left.popleft()
+        item = self.session.items[number]
+        self.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+
+    def _on_report(self, worker, data):
+        report = self.hook.pytest_report_from_serializable(config=self.session.config, data=data)
+        self._log(worker, report)
+
+    def _on_end(self, worker, number):
+        item = self.session.items[number]
+        worker.left.popleft()
+        self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def _on_over(self, worker):
+        """It runs no more tests, of its file neither: a failure ended the run."""
+        worker.left.clear()
+
+    def _on_warning(self, _, warning):
+        self.hook.pytest_warning_recorded.call_historic(kwargs=warning)
+
+    def _on_failure(self, worker, text):
+        """Fixtures of a process's whole run failed at its end."""
+        self._log(worker, _failure(f"{worker.gateway.id}", ("tests", None, worker.gateway.id), text))
+
+    def _log(self, worker, report):
+        report.node = worker
+        self.hook.pytest_runtest_logreport(report=report)
+
+    def _bury(self, worker):
+        """It has ended: with its work, or in the middle of a test."""
+        del self.workers[worker.pipe]
+        worker.pipe.close()
+        worker.process.join()
+        if not worker.left:
+            return
+        item = self.session.items[worker.left.popleft()]
+        text = f"the process that ran this test ended with {worker.process.exitcode} in the middle of it"
+        self._log(worker, _failure(item.nodeid, item.location, text))
+        self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if worker.left:
+            self.files.appendleft(list(worker.left))
+        if self.files:
+            self._fork()
+
+    def _end(self):
+        """Whatever happened here: processes put away what they have started (servers)."""
+        for pipe, worker in self.workers.items():
+            pipe.close()
+            worker.process.join(PATIENCE)
+            if worker.process.is_alive():
+                worker.process.kill()
+
+
+def _failure(nodeid, location, text):
+    return pytest.TestReport(nodeid, location, {}, "failed", text, "call")
+
+
+# -- in a forked process -----------------------------------------------------------------------------------------
+
+
+def _work(session, number, pipe, others):
+    """Run files until there are none, then end this process's own fixtures and servers."""
+    atexit._clear()  # what the parent does at its end
+    for other in others:
+        other.close()
+    config = session.config
+    _begin_anew(config, number)
+    config.pluginmanager.register(_Reporter(config, pipe), "forks-reporter")
+    try:
+        with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+            _run(session, pipe)
+            pipe.send(("over",))
+    finally:
+        try:
+            session._setupstate.teardown_exact(None)
+        except Exception:  # noqa: BLE001 - said by the parent, of no test
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(("failure", traceback.format_exc()))
+        pipe.close()
+        atexit._run_exitfuncs()
+        os._exit(0)
+
+
+def _begin_anew(config, number):
+    """What processes must not share: where output is caught, and the folder of temporary files."""
+    config.pluginmanager.unregister(name="terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    factory = config._tmp_path_factory
+    factory._basetemp = factory.getbasetemp() / f"fork{number}"
+    factory._basetemp.mkdir()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run(session, pipe):
+    while True:
+        pipe.send(("idle",))
+        if not (numbers := pipe.recv()):
+            return
+        for number in numbers:
+            item = session.items[number]
+            pipe.send(("start", number))
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=_next(session, number, numbers))
+            pipe.send(("end", number))
+            if session.shouldfail or session.shouldstop:
+                return
+
+
+def _next(session, number, numbers):
+    """What is not torn down after a test: what the next test uses, or after the last of a file the whole run's."""
+    return session.items[number + 1] if number != numbers[-1] else session
+
+
+class _Reporter:
+    """Tells the parent what the reporters of a single process would hear."""
+
+    def __init__(self, config, pipe):
+        self._config, self._pipe = config, pipe
+
+    def pytest_runtest_logreport(self, report):
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._pipe.send(("report", data))
+
+    def pytest_warning_recorded(self, warning_message, when, nodeid, location):
+        try:
+            pickle.dumps(warning_message.message)
+        except Exception:  # noqa: BLE001 - a warning of a class that cannot travel
+            text = f"{warning_message.category.__name__}: {warning_message.message}"
+            warning_message = warnings.WarningMessage(
+                UserWarning(text), UserWarning, warning_message.filename, warning_message.lineno
+            )
+        content = {"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}
+        self._pipe.send(("warning", content))

@@ -1,0 +1,149 @@
+"""A SQLite file that is moved, deleted or replaced while it is open: nobody goes on in one that others do not see."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+
+import pytest
+from sqlalchemy import text
+
+from resilient import Job, Resilient, SyncJob, handler
+from resilient.core.base.errors import DatabaseUnreachable
+from resilient.store.db.database import Database
+from resilient.store.db.wake import Listener
+from tests.helpers import LIMIT
+
+PARTS = ("", "-wal", "-shm")
+
+
+@pytest.fixture
+def file(sqlite_url):
+    return Database(sqlite_url).file
+
+
+@pytest.fixture
+def empty(file, tmp_path):
+    """A copy of the file with the tables, from before anything was written."""
+    return shutil.copy(file, tmp_path / "empty.db")
+
+
+def move(file, to):
+    for part in PARTS:
+        if (one := file.with_name(file.name + part)).exists():
+            one.rename(file.with_name(to + part))
+
+
+def write(c, _):
+    c.execute(text("INSERT INTO t VALUES (1)"))
+
+
+def count(c, _):
+    return c.execute(text("SELECT count(*) FROM t")).scalar()
+
+
+@pytest.fixture
+def database(open_database, sqlite_url):
+    made = open_database(sqlite_url)
+    made.transaction_sync(lambda c, _: c.execute(text("CREATE TABLE t (a)")) and None)
+    return made
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+async def test_it_is_gone(how, file, database):
+    database.transaction_sync(write)
+    if how == "moved":
+        move(file, "away.db")
+    else:
+        for part in PARTS:
+            file.with_name(file.name + part).unlink(missing_ok=True)
+    for _ in range(2):
+        with pytest.raises(DatabaseUnreachable, match="is gone: it was moved or deleted while it was open"):
+            database.transaction_sync(write)
+        with pytest.raises(DatabaseUnreachable, match="is gone"):
+            await database.transaction(write)
+    assert not file.exists()  # nothing was made in its place
+    if how == "moved":
+        with sqlite3.connect(file.with_name("away.db")) as c:
+            assert c.execute("SELECT count(*) FROM t").fetchone() == (1,)
+        move(file.with_name("away.db"), file.name)
+        database.transaction_sync(write)
+        assert database.transaction_sync(count) == 2
+
+
+async def test_it_was_replaced(file, database, open_database, sqlite_url, caplog):
+    database.transaction_sync(write)
+    move(file, "old.db")
+    other = open_database(sqlite_url)
+    other.transaction_sync(lambda c, _: c.execute(text("CREATE TABLE t (a)")) and None)
+    database.transaction_sync(write)
+    await database.transaction(write)
+    other.transaction_sync(write)
+    assert database.transaction_sync(count) == other.transaction_sync(count) == 3
+    assert caplog.text.count("was replaced while it was open: it is opened anew") == 1
+
+
+@handler("plain")
+def plain(job: SyncJob[None]) -> None:
+    with job.complete() as session:
+        session.execute(text("SELECT 1"))
+
+
+@handler("coroutine")
+async def coroutine(job: Job[None]) -> None:
+    async with job.complete() as session:
+        await session.execute(text("SELECT 1"))
+
+
+async def test_a_worker_takes_the_jobs_of_the_file_that_took_its_place(file, empty, sqlite_url):
+    app = Resilient(sqlite_url, handlers=[plain, coroutine], upgrade=False)
+    worker = app.worker()
+    running = asyncio.create_task(worker.run(signals=False))
+    async with asyncio.timeout(LIMIT):
+        for one in (plain, coroutine):
+            await app.jobs.wait((await app.enqueue(one, resource_key="a/b")).id)
+        move(file, "old.db")
+        empty.rename(file)
+        other = Resilient(sqlite_url, handlers=[plain, coroutine], upgrade=False)
+        for one in (plain, coroutine):
+            done = await other.enqueue(one, resource_key="a/b")
+            while (await other.jobs.get(done.id)).state != "succeeded":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        worker.stop()
+        await running
+    await app.close()
+    await other.close()
+
+
+async def test_a_commit_in_it_wakes(file, empty, database, open_database, sqlite_url):
+    woken = asyncio.Event()
+    listener = Listener(database, woken.set)
+    listener.start(asyncio.get_running_loop())
+    async with asyncio.timeout(LIMIT):
+        await woken.wait()
+        move(file, "old.db")
+        empty.rename(file)
+        other = open_database(sqlite_url)
+        other.transaction_sync(lambda c, _: c.execute(text("CREATE TABLE t (a)")) and None)
+        for _ in range(2):  # the first is the one that opened it
+            woken.clear()
+            while not woken.is_set():
+                other.transaction_sync(write)
+                await asyncio.sleep(0.05)
+    await asyncio.to_thread(listener.close)
+
+
+async def test_an_address_in_sqlites_form_is_watched_without_making_a_file_of_its_name(
+    file, open_database, monkeypatch
+):
+    """Whether `sqlite3.connect` takes such an address for one is decided where SQLite was built."""
+    paths, connect = [], sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, *a, **o: paths.append(str(path)) or connect(path, *a, **o))
+    woken = asyncio.Event()
+    listener = Listener(open_database(f"sqlite:///file:{file}?uri=true"), woken.set)
+    listener.start(asyncio.get_running_loop())
+    async with asyncio.timeout(LIMIT):
+        await woken.wait()
+    await asyncio.to_thread(listener.close)
+    assert paths == [str(file)]
