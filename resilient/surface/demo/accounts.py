@@ -64,7 +64,7 @@ class Plan:
     allowed: int = 5  # requests a second of the account whose limit nobody declared
     down_after: int = 50
     unavailable: float = 1.5  # 503
-    unavailable_least: int = 6  # requests that get it, however slow the machine is: so many open a circuit
+    unavailable_least: int = 6  # requests in a row that get it, however slow the machine is: so many open a circuit
     refused: float = 2.5  # then nobody listens
     silent_after: int = 40  # the healthy account's next request is stored and never answered
     latency: float = 0.12  # of a good answer, give or take half

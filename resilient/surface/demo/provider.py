@@ -263,7 +263,11 @@ class Troubled(FakeProvider):
     def _is_down(self, request: Seen) -> bool:
         """Whether the account that goes down answers 503; after that its port closes."""
         now = request.at.timestamp()
-        if request.account != accounts.DOWN or request.method == "GET":
+        if request.account != accounts.DOWN:
+            return False
+        if request.method == "GET":
+            if self._unavailable < self.plan.unavailable_least:  # a good answer: a circuit counts anew
+                self._unavailable = min(self._unavailable, 1)
             return False
         if self.counts.get(accounts.DOWN, 0) >= self.plan.down_after and self._once("down"):
             self._unavailable_until = now + self.plan.unavailable
