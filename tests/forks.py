@@ -32,8 +32,8 @@ def pytest_addoption(parser):
 
 
 def forks(config):
-    """How many processes to run tests in; 0: in this one."""
-    option = config.getoption("forks")
+    """How many processes to run tests in; 0: in this one, as where there is no fork (Windows)."""
+    option = config.getoption("forks") if hasattr(os, "fork") else "0"
     return automatic() if option == "auto" else int(option)
 
 
