@@ -143,11 +143,10 @@ def check_listeners(contents: Contents, applications: frozenset[str] | None) -> 
         return
     able = [worker for worker in contents.workers if worker.silent <= SILENT and not worker.stopping]
     if deaf := sorted(worker.id for worker in able if listener_name(worker.id) not in applications):
-        more = f" and {len(deaf) - MOST_NAMED} more" if len(deaf) > MOST_NAMED else ""
         yield Finding(
             "listeners",
             "warn",
-            f"no LISTEN on this server comes from {', '.join(deaf[:MOST_NAMED])}{more}, {len(deaf)} of"
+            f"no LISTEN on this server comes from {_some(deaf)}, {len(deaf)} of"
             f" {counted(len(able), 'living worker', 'living workers')}: no NOTIFY from here wakes them, they poll",
             "give all programs one listen_url= (the same node of a cluster); a worker that only drains never listens",
         )
@@ -412,12 +411,10 @@ def _check_workers(contents: Contents) -> Iterator[Finding]:
         if kind in kinds and not any(kind in worker.kinds and serves(key, worker.resources) for worker in able)
     }
     if unserved:
-        names = sorted(unserved)
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         yield Finding(
             "resources",
             "warn",
-            f"jobs of {', '.join(names[:MOST_NAMED])}{more} are waiting, and no living worker that has their kind"
+            f"jobs of {_some(sorted(unserved))} are waiting, and no living worker that has their kind"
             " serves that resource",
             "start a worker without --resource, or with one that fits",
         )
@@ -521,16 +518,20 @@ def check_secrets(sealed: Mapping[str, int], keys: Collection[str]) -> Iterator[
         yield Finding("secrets", "ok", f"all {every} stored credentials can be read")
 
 
+def _some(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
 def check_key(providers: Iterable[Provider], keys: Collection[str] | None, *, own_table: bool) -> Iterator[Finding]:
     """Which providers' accounts cannot be connected, because no key is given to encrypt their credentials."""
     names = sorted(one.name for one in providers if one.auth and not one.anonymous)
     if names and keys is not None and not keys and not own_table:
-        more = f" and {counted(len(names) - MOST_NAMED, 'other')}" if len(names) > MOST_NAMED else ""
         yield Finding(
             "secrets",
             "warn",
-            f"no account of {', '.join(names[:MOST_NAMED])}{more} can be connected: credentials are stored encrypted,"
-            " and no key is given",
+            f"no account of {_some(names)} can be connected: credentials are stored encrypted, and no key is given",
             HOW,
         )
 
