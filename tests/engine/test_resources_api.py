@@ -218,6 +218,14 @@ async def test_pause_and_resume(app, use, park):
     assert (stop(app, "github"), taken(app)) == (None, {"github/a"})
 
 
+@pytest.mark.parametrize("reason", ["a\0b", "\ud800"])
+@pytest.mark.parametrize("action", ["pause", "open"])
+async def test_a_reason_that_no_database_stores_is_refused(app, action, reason):
+    with pytest.raises(InvalidInput, match="reason has a character that no database stores"):
+        await getattr(app.resources, action)("github/a", reason=reason)
+    assert await app.resources.list() == []
+
+
 async def test_a_pause_ends_by_itself(clock, app):
     await app.resources.pause("github/a", until=timedelta(minutes=5))
     await app.resources.pause("github/b", until=clock.now() + timedelta(minutes=5))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput, NaiveDatetime
 from resilient.core.base.instants import add, in_utc
-from resilient.core.base.misfit import explained_calls
+from resilient.core.base.misfit import check_storable, explained_calls
 from resilient.core.base.phrases import moment
 from resilient.core.gates.policy import BreakerPolicy
 from resilient.core.gates.rate_limit import Limit
@@ -148,7 +148,7 @@ class Resources:
         **bulk: Unpack[Bulk],
     ) -> Changed:
         """Start no jobs of a resource until a time (or for so long), or until it is resumed."""
-        return await self._each(which, gate, bulk, session, _pause, until=until, reason=reason)
+        return await self._each(which, gate, bulk, session, _pause, until=until, reason=_storable(reason))
 
     @audited("resources resume")
     async def resume(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:
@@ -167,7 +167,7 @@ class Resources:
         **bulk: Unpack[Bulk],
     ) -> Changed:
         """Open the circuit by hand, until it is closed by hand or a probe after ``until`` goes well."""
-        return await self._each(which, gate, bulk, session, _open, until=until, reason=reason)
+        return await self._each(which, gate, bulk, session, _open, until=until, reason=_storable(reason))
 
     @audited("resources close")
     async def close(self, which: str, *, session: CallersSession = None, **bulk: Unpack[Bulk]) -> Changed:
@@ -352,6 +352,10 @@ def _ago(name: str, at: datetime | timedelta | None, now: datetime) -> datetime 
 def _why(c: Connection, d: Dialect, policies: Policies, key: str) -> Why:
     path, now = why.path_of(c, d, key, policies.for_key)
     return why_resource(path, now, example=resource_queries.first_job(c, d, key))
+
+
+def _storable(reason: str | None) -> str | None:
+    return None if reason is None else check_storable("reason", reason)
 
 
 def _pause(c: Connection, d: Dialect, key: str, *, until: datetime | timedelta | None, reason: str | None) -> None:
