@@ -1,9 +1,8 @@
 """Tests in several processes, forked once everything is collected: ``pytest --forks=N``, or ``auto``.
 
-Workers that start anew (pytest-xdist's) import and collect everything each for itself: ten seconds of CPU for each, of
-which only the first are worth something. A forked one begins with what its parent has. A file's tests run in one
-process, in their order; its next file a process asks for when it has none. A process that dies fails the test it ran,
-and another does the rest of its file.
+Workers that start anew (pytest-xdist's) import and collect everything each for itself: ten seconds of CPU for each. A
+forked one begins with what its parent has. A file's tests run in one process, in their order. A process asks for a file
+whenever it has none left. A process that dies fails the test it ran, and another one does the rest of its file.
 """
 
 from __future__ import annotations
@@ -16,14 +15,16 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from multiprocessing import connection
 from types import SimpleNamespace
 
 import pytest
 
+LOOK = 1.0  # seconds between two looks at processes that say nothing
 PATIENCE = 60.0  # seconds for what processes put away at their end
 
 
@@ -33,7 +34,11 @@ def pytest_addoption(parser):
 
 def forks(config):
     """How many processes to run tests in; 0: in this one, as where there is no fork (Windows)."""
-    option = config.getoption("forks") if hasattr(os, "fork") else "0"
+    option = config.getoption("forks")
+    if option != "auto" and not option.isdecimal():
+        raise pytest.UsageError(f"--forks={option}: give a number, or auto")
+    if not hasattr(os, "fork"):
+        return 0
     return automatic() if option == "auto" else int(option)
 
 
@@ -50,8 +55,11 @@ def pytest_runtestloop(session):
         return None
     if session.testsfailed and not config.option.continue_on_collection_errors:
         raise session.Interrupted(f"{session.testsfailed} errors while tests were collected")
-    files = [list(items) for _, items in itertools.groupby(range(len(session.items)), lambda n: session.items[n].path)]
-    _Parent(session, deque(files)).run(count)
+    files = defaultdict(list)
+    for number, item in enumerate(session.items):
+        files[item.path].append(number)
+    config._tmp_path_factory.getbasetemp()  # once: each process would empty it
+    _Parent(session, deque(files.values())).run(count)
     return True
 
 
@@ -61,6 +69,7 @@ class _Worker:
     def __init__(self, number, process, pipe):
         self.number, self.process, self.pipe = number, process, pipe
         self.left = deque()  # numbers of the tests of its file that have not ended
+        self.has_run = False
         name = f"fork{number}"  # and two attributes as reporters know them of pytest-xdist's workers
         self.gateway = SimpleNamespace(id=name)
         self.workerinfo = {
@@ -81,10 +90,16 @@ class _Parent:
             for _ in range(min(count, len(self.files))):
                 self._fork()
             while self.workers:
-                for pipe in connection.wait(list(self.workers)):
-                    self._hear(self.workers[pipe])
+                ready = connection.wait(list(self.workers), timeout=LOOK)
+                for worker in list(self.workers.values()):
+                    if worker.pipe in ready:
+                        self._hear(worker)
+                    elif not (worker.process.is_alive() or worker.pipe.poll()):  # what a test began has its pipe open
+                        self._bury(worker)
         finally:
             self._end()
+        if self.files and not (session.shouldfail or session.shouldstop):
+            raise session.Failed(f"the tests of {len(self.files)} files were not run: their processes ended")
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
@@ -116,8 +131,7 @@ class _Parent:
             worker.pipe.send(list(worker.left))
 
     def _on_start(self, worker, number):
-        while worker.left and worker.left[0] != number:
-            worker.left.popleft()
+        worker.has_run = True
         item = self.session.items[number]
         self.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
 
@@ -131,14 +145,14 @@ class _Parent:
         self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _on_over(self, worker):
-        """It runs no more tests, of its file neither: a failure ended the run."""
+        """The process runs no more tests: there are none, or a failure ended the run."""
         worker.left.clear()
 
     def _on_warning(self, _, warning):
         self.hook.pytest_warning_recorded.call_historic(kwargs=warning)
 
     def _on_failure(self, worker, text):
-        """Fixtures of a process's whole run failed at its end."""
+        """Something failed that belongs to no test: fixtures of a process's whole run at its end, mostly."""
         self._log(worker, _failure(f"{worker.gateway.id}", ("tests", None, worker.gateway.id), text))
 
     def _log(self, worker, report):
@@ -149,25 +163,35 @@ class _Parent:
         """It has ended: with its work, or in the middle of a test."""
         del self.workers[worker.pipe]
         worker.pipe.close()
-        worker.process.join()
+        _join(worker.process, PATIENCE)
+        code = worker.process.exitcode
         if not worker.left:
-            return
-        item = self.session.items[worker.left.popleft()]
-        text = f"the process that ran this test ended with {worker.process.exitcode} in the middle of it"
-        self._log(worker, _failure(item.nodeid, item.location, text))
-        self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        if worker.left:
-            self.files.appendleft(list(worker.left))
-        if self.files:
+            if code:
+                self._on_failure(worker, f"the process ended with {code}, not in the middle of a test")
+        else:
+            item = self.session.items[worker.left.popleft()]
+            text = f"the process that ran this test ended with {code} in the middle of it"
+            self._log(worker, _failure(item.nodeid, item.location, text))
+            self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+            if worker.left:
+                self.files.appendleft(list(worker.left))
+        if self.files and worker.has_run and not (self.session.shouldfail or self.session.shouldstop):
             self._fork()
 
     def _end(self):
         """Whatever happened here: processes put away what they have started (servers)."""
-        for pipe, worker in self.workers.items():
+        until = time.monotonic() + PATIENCE
+        for pipe in self.workers:
             pipe.close()
-            worker.process.join(PATIENCE)
-            if worker.process.is_alive():
-                worker.process.kill()
+        for worker in self.workers.values():
+            _join(worker.process, until - time.monotonic())
+
+
+def _join(process, seconds):
+    process.join(max(0.0, seconds))
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 def _failure(nodeid, location, text):
@@ -185,19 +209,28 @@ def _work(session, number, pipe, others):
     config = session.config
     _begin_anew(config, number)
     config.pluginmanager.register(_Reporter(config, pipe), "forks-reporter")
+    status = 0
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
             _run(session, pipe)
             pipe.send(("over",))
-    finally:
-        try:
-            session._setupstate.teardown_exact(None)
-        except Exception:  # noqa: BLE001 - said by the parent, of no test
-            with contextlib.suppress(BrokenPipeError):
-                pipe.send(("failure", traceback.format_exc()))
+    except BaseException:  # noqa: BLE001 - said by the parent, of no test
+        status = _report_failure(pipe)
+    try:
+        session._setupstate.teardown_exact(None)
+    except BaseException:  # noqa: BLE001 - `pytest.fail` is no Exception
+        status = _report_failure(pipe)
+    try:
         pipe.close()
         atexit._run_exitfuncs()
-        os._exit(0)
+    finally:
+        os._exit(status)
+
+
+def _report_failure(pipe):
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send(("failure", traceback.format_exc()))
+    return 1
 
 
 def _begin_anew(config, number):
@@ -228,7 +261,7 @@ def _run(session, pipe):
 
 
 def _next(session, number, numbers):
-    """What is not torn down after a test: what the next test uses, or after the last of a file the whole run's."""
+    """The node whose fixtures stay after a test: the next test of the file, or the session after its last."""
     return session.items[number + 1] if number != numbers[-1] else session
 
 
@@ -243,8 +276,9 @@ class _Reporter:
         self._pipe.send(("report", data))
 
     def pytest_warning_recorded(self, warning_message, when, nodeid, location):
+        warning_message.source = None  # an open file, say
         try:
-            pickle.dumps(warning_message.message)
+            pickle.loads(pickle.dumps(warning_message))  # noqa: S301 - our own
         except Exception:  # noqa: BLE001 - a warning of a class that cannot travel
             text = f"{warning_message.category.__name__}: {warning_message.message}"
             warning_message = warnings.WarningMessage(

@@ -127,6 +127,48 @@ def test_fixtures_end_with_what_they_are_for(folder):
     assert (folder / "test_one.log").read_text() == (folder / "test_two.log").read_text() == "module session "
 
 
+def test_what_fails_outside_of_tests_fails_the_run(folder):
+    text = """
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def whole():
+            yield
+            {0}
+
+        def test_it(whole):
+            pass
+    """
+    ended = run(folder, "-q", one=text.format("pytest.fail('no exception')"), two=text.format("pass"))
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "no exception" in ended.stdout
+    ended = run(folder, "-q", one=text.format("import os; os._exit(5)"), two=text.format("pass"))
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "ended with 5, not in the middle of a test" in ended.stdout
+
+
+def test_a_process_that_leaves_another_behind_is_not_waited_for(folder):
+    leaving = """
+        import os, time
+
+        def test_it():
+            if os.fork() == 0:
+                time.sleep(100)
+                os._exit(0)
+    """
+    (folder / "test_one.py").write_text(textwrap.dedent(leaving))
+    with (folder / "out").open("w") as out:  # a pipe would be open for as long as what is left
+        ended = subprocess.run(command(folder, "-q"), cwd=folder, env=ENVIRONMENT, stdout=out, timeout=50, check=False)
+    assert ended.returncode == 0, (folder / "out").read_text()
+
+
+@pytest.mark.parametrize("count", ["-1", "x", "1.5"])
+def test_a_number_that_is_none_is_refused(folder, count):
+    ended = run(folder, "-q", f"--forks={count}", one="def test_it(): pass")
+    assert ended.returncode == 4
+    assert f"--forks={count}: give a number, or auto" in ended.stdout + ended.stderr
+
+
 def test_the_first_failure_ends_a_run_that_is_to_end_with_it(folder):
     slow = "import time\ndef test_slow(): time.sleep(0.2)\ndef test_slower(): time.sleep(0.2)"
     bad = "def test_bad(): assert 0\ndef test_never(): raise SystemExit(3)"
