@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 import sqlite3
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, make_url, text
 
 from resilient import Job, Resilient, SyncJob, handler
 from resilient.core.base.errors import DatabaseUnreachable
+from resilient.store.db import schema
 from resilient.store.db.database import Database
+from resilient.store.db.file import is_in_memory, path_of
 from resilient.store.db.wake import Listener
 from tests.helpers import LIMIT
 
@@ -147,3 +151,56 @@ async def test_an_address_in_sqlites_form_is_watched_without_making_a_file_of_it
         await woken.wait()
     await asyncio.to_thread(listener.close)
     assert paths == [str(file)]
+
+
+@pytest.mark.parametrize(
+    "address", ["sqlite:///file::memory:?cache=shared&uri=true", "sqlite:///file::memory:?uri=true"]
+)
+def test_a_database_in_memory_has_no_file(address):
+    assert is_in_memory(make_url(address))
+
+
+def test_a_name_that_looks_like_an_address_is_a_files_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert path_of(make_url("sqlite:///file:x.db")) == tmp_path / "file:x.db"
+    assert path_of(make_url("sqlite:///file:x%20y.db?uri=true")) == tmp_path / "x y.db"
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_called_deleted(tmp_path, monkeypatch):
+    path = tmp_path / "a.db"
+    database = Database(f"sqlite:///{path}")
+    schema.upgrade_sync(database)
+    look = os.stat
+
+    def refuse(name, *args, **kwargs):
+        if name == path:
+            raise PermissionError(13, "Permission denied")
+        return look(name, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(DatabaseUnreachable, match=r"a\.db cannot be looked at \(Permission denied\)"):
+        database.transaction_sync(lambda c, d: d.run(c, "SELECT 1 AS one").scalar())
+    monkeypatch.undo()
+    assert database.transaction_sync(lambda c, d: d.run(c, "SELECT 1 AS one").scalar()) == 1
+    database.close_sync()
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_anew(tmp_path):
+    path = tmp_path / "a.db"
+    database = Database(f"sqlite:///{path}")
+    schema.upgrade_sync(database)
+    database.close_sync()
+    database = Database(f"sqlite:///{path}")
+    other = tmp_path / "other.db"
+    other.write_bytes(path.read_bytes())
+    times = iter([1])
+
+    @event.listens_for(database.sync_engine, "connect", insert=True)
+    def replace(*_):
+        if next(times, None):
+            other.rename(path)
+
+    database.transaction_sync(lambda c, d: d.run(c, "CREATE TABLE here (n integer)"))
+    database.close_sync()
+    with contextlib.closing(sqlite3.connect(path)) as c:
+        assert c.execute("SELECT count(*) FROM here").fetchone() == (0,)

@@ -1,8 +1,8 @@
 """Accounts whose secrets need a key that this process lacks, while another process may have it.
 
-As when keys are changed and this process has not been started anew yet. Their jobs go back, uncharged, to be run by
-another process; this one passes over them for a minute, and then looks again. Their gate stays open. Where no other
-worker lives, it is shut (`Grants`).
+It happens when keys are changed, until this process is started anew. A job of such an account goes back, uncharged, to
+be run by another process; this one passes over the account for a minute, and then looks again. The account's gate stays
+open. Where no other worker lives, `Grants` shuts it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class MissingKeys:
 
     def note(self, key: str) -> bool:
         """Pass over a resource for a while; False if it is passed over already. Call it on an event loop."""
-        if key in self.resources or len(self.resources) >= _MOST:
-            return False
-        self.resources.add(key)
-        asyncio.get_running_loop().call_later(PASSED_OVER, self.resources.discard, key, context=apart())
-        return True
+        is_new = key not in self.resources
+        if is_new and len(self.resources) < _MOST:
+            self.resources.add(key)
+            asyncio.get_running_loop().call_later(PASSED_OVER, self.resources.discard, key, context=apart())
+        return is_new
 
     def note_stop(self, stopped: ResourceStopped, account: str, resource: str) -> None:
-        """Pass over a resource of an account, too, whose key is missing."""
+        """Pass over the resource of a job that was stopped because the key of its own account is missing."""
         if stopped.gate == GATE and at_account(resource) == account:
             self.note(resource)
 

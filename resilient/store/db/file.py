@@ -1,8 +1,8 @@
-"""The file of a SQLite database: how it is opened, and what if it is moved, deleted or replaced while it is open.
+"""The file of a SQLite database: how it is opened, and how it is noticed that it was moved, deleted or replaced.
 
 SQLite goes on with the file that it opened, wherever that is now, and other processes open what the path names: neither
-would see what the other commits, and with the last connection a deleted file is gone. So each connection that leaves
-its pool is compared with the path. What was written in the moment of the change is not saved by that.
+would see what the other commits, and a deleted file is lost when its last connection closes. So each connection that
+leaves its pool is compared with the path. Writes made before the change is noticed are lost.
 """
 
 from __future__ import annotations
@@ -46,25 +46,46 @@ class _Guard:
         self._file = file
         self._latest: Place | None = None  # what was opened last
 
-    def before_connect(self, *_: Any) -> None:
-        """SQLite would make a new file, without tables. Raises `DatabaseUnreachable`."""
-        if self._latest is not None and place_of(self._file) is None:
+    def before_connect(self, _dialect: Any, record: Any, *_: Any) -> None:
+        """Refuse to connect if the file is gone: SQLite would make an empty one. Raises `DatabaseUnreachable`."""
+        record.info["before"] = place = self._place()
+        if self._latest is not None and place is None:
             raise self._gone()
 
     def connected(self, _connection: Any, record: Any) -> None:
-        """Note what was opened."""
-        place = place_of(self._file)
+        """Note what was opened; nothing where it changed in that moment, so that the connection is not used."""
+        place, before = self._place(), record.info.pop("before", None)
+        if place is None or before not in (None, place):
+            record.info["place"] = None
+            return
         if self._latest not in (None, place):
             log.warning("the file %s was replaced while it was open: it is opened anew", self._file)
         record.info["place"] = self._latest = place
 
     def taken(self, _connection: Any, record: Any, _proxy: Any) -> None:
-        """Raises `DisconnectionError`, so that the pool opens another, or `DatabaseUnreachable`."""
-        place = place_of(self._file)
+        """Compare a connection with the path.
+
+        Raises `DisconnectionError` if the file was replaced, so that the pool opens another connection, and
+        `DatabaseUnreachable` if it is gone.
+        """
+        place = self._place()
         if place is None:
             raise self._gone()
         if record.info.get("place") != place:
             raise DisconnectionError("its file was replaced")
+
+    def _place(self) -> Place | None:
+        """`place_of` the file. Raises `DatabaseUnreachable` if that cannot be known."""
+        try:
+            place = os.stat(self._file)  # noqa: PTH116 - for each transaction; `Path.stat` takes longer
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise DatabaseUnreachable(
+                f"the database {self._file} cannot be looked at ({error.strerror}): see to the rights of its folder,"
+                " and the file system"
+            ) from None
+        return place.st_dev, place.st_ino
 
     def _gone(self) -> DatabaseUnreachable:
         return DatabaseUnreachable(
@@ -74,7 +95,7 @@ class _Guard:
 
 
 def guard(engine: Engine, file: Path) -> None:
-    """Let this engine's connections keep to what the path names."""
+    """Check each connection of this engine against its file."""
     one = _Guard(file)
     event.listen(engine, "do_connect", one.before_connect)
     event.listen(engine, "connect", one.connected)
@@ -86,13 +107,15 @@ def guard(engine: Engine, file: Path) -> None:
 
 def is_in_memory(url: URL) -> bool:
     """Whether the database is in memory."""
-    return url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
+    names = (None, "", ":memory:", "file::memory:")
+    return url.database in names or url.query.get("mode") == "memory"
 
 
 def path_of(url: URL) -> Path:
     """The file of an address, also of one in SQLite's form (``file:...?uri=true``)."""
     name = str(url.database)
-    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
+    is_address = name.startswith("file:") and "uri" in url.query  # without it SQLite takes it for a file's name
+    return Path(unquote(urlsplit(name).path) if is_address else name).absolute()
 
 
 def make_private(file: Path) -> None:
