@@ -39,10 +39,10 @@ def forks(config):
         raise pytest.UsageError(f"--forks={option}: give a number, or auto")
     if not hasattr(os, "fork"):
         return 0
-    return automatic() if option == "auto" else int(option)
+    return default_count() if option == "auto" else int(option)
 
 
-def automatic():
+def default_count():
     """Three for a core of a small machine: half of a run waits, for leases, timeouts and processes of its own."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(cores, min(3 * cores, 8))
@@ -68,7 +68,7 @@ class _Worker:
 
     def __init__(self, number, process, pipe):
         self.number, self.process, self.pipe = number, process, pipe
-        self.left = deque()  # numbers of the tests of its file that have not ended
+        self.pending = deque()  # numbers of the tests of its file that have not ended
         self.has_run = False
         name = f"fork{number}"  # and two attributes as reporters know them of pytest-xdist's workers
         self.gateway = SimpleNamespace(id=name)
@@ -93,11 +93,11 @@ class _Parent:
                 ready = connection.wait(list(self.workers), timeout=LOOK)
                 for worker in list(self.workers.values()):
                     if worker.pipe in ready:
-                        self._hear(worker)
+                        self._receive(worker)
                     elif not (worker.process.is_alive() or worker.pipe.poll()):  # what a test began has its pipe open
-                        self._bury(worker)
+                        self._reap(worker)
         finally:
-            self._end()
+            self._shut_down()
         if self.files and not (session.shouldfail or session.shouldstop):
             raise session.Failed(f"the tests of {len(self.files)} files were not run: their processes ended")
         if session.shouldfail:
@@ -116,19 +116,19 @@ class _Parent:
         its.close()
         self.workers[mine] = _Worker(number, process, mine)
 
-    def _hear(self, worker):
+    def _receive(self, worker):
         try:
             what, *content = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
-            self._bury(worker)
+            self._reap(worker)
             return
         getattr(self, f"_on_{what}")(worker, *content)
 
     def _on_idle(self, worker):
         is_over = self.session.shouldfail or self.session.shouldstop or not self.files
-        worker.left = deque(() if is_over else self.files.popleft())
+        worker.pending = deque(() if is_over else self.files.popleft())
         with contextlib.suppress(BrokenPipeError):
-            worker.pipe.send(list(worker.left))
+            worker.pipe.send(list(worker.pending))
 
     def _on_start(self, worker, number):
         worker.has_run = True
@@ -141,12 +141,12 @@ class _Parent:
 
     def _on_end(self, worker, number):
         item = self.session.items[number]
-        worker.left.popleft()
+        worker.pending.popleft()
         self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _on_over(self, worker):
         """The process runs no more tests: there are none, or a failure ended the run."""
-        worker.left.clear()
+        worker.pending.clear()
 
     def _on_warning(self, _, warning):
         self.hook.pytest_warning_recorded.call_historic(kwargs=warning)
@@ -159,26 +159,26 @@ class _Parent:
         report.node = worker
         self.hook.pytest_runtest_logreport(report=report)
 
-    def _bury(self, worker):
+    def _reap(self, worker):
         """It has ended: with its work, or in the middle of a test."""
         del self.workers[worker.pipe]
         worker.pipe.close()
         _join(worker.process, PATIENCE)
         code = worker.process.exitcode
-        if not worker.left:
+        if not worker.pending:
             if code:
                 self._on_failure(worker, f"the process ended with {code}, not in the middle of a test")
         else:
-            item = self.session.items[worker.left.popleft()]
+            item = self.session.items[worker.pending.popleft()]
             text = f"the process that ran this test ended with {code} in the middle of it"
             self._log(worker, _failure(item.nodeid, item.location, text))
             self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-            if worker.left:
-                self.files.appendleft(list(worker.left))
+            if worker.pending:
+                self.files.appendleft(list(worker.pending))
         if self.files and worker.has_run and not (self.session.shouldfail or self.session.shouldstop):
             self._fork()
 
-    def _end(self):
+    def _shut_down(self):
         """Whatever happened here: processes put away what they have started (servers)."""
         until = time.monotonic() + PATIENCE
         for pipe in self.workers:

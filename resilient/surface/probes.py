@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -66,10 +67,7 @@ class Server:
     """Serves some paths at one address until it is closed."""
 
     def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:
-        self._server = ThreadingHTTPServer(
-            ("", 0), type("Handler", (_Handler,), {"paths": paths}), bind_and_activate=False
-        )
-        self._server.daemon_threads = True
+        self._server = _HTTPServer(("", 0), type("Handler", (_Handler,), {"paths": paths}), bind_and_activate=False)
         self._server.socket.close()
         try:
             self._server.socket = _listening(address)
@@ -97,6 +95,19 @@ def _listening(address: Address) -> socket.socket:
         return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return socket.create_server((address.host, address.port), family=family)
+
+
+class _HTTPServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as socketserver calls it
+        """Note what a thread failed of: socketserver would write it past the log, whatever its shape is.
+
+        Who looks whether the port is open, or gives up waiting, cuts the connection: that is no news.
+        """
+        error = sys.exc_info()[1]
+        if not isinstance(error, (ConnectionError, TimeoutError)):
+            log.error("a request to the metrics or probes failed", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):

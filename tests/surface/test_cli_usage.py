@@ -316,6 +316,28 @@ def test_what_is_written_to_a_closed_pipe_is_no_failure(shop, run, words, buffer
     assert done.stderr == "0\n"
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape", "latin-1", "cp1252", "utf-8"])
+def test_what_the_locale_cannot_write_ends_no_command(shop, tmp_path, encoding):
+    """A stranger's words (an error, a payload, a tag) stand in most screens: the rest of them has to be read, too."""
+    payload = {"name": "Zoë → 🎉"}
+    app = Resilient(f"sqlite:///{tmp_path / 'shop.db'}")
+    job = str(app.enqueue_sync(Kind("push"), payload, resource_key="crm/a", tags={"who": "Zoë 🎉"}).id)
+    app.close_sync()
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+
+    def say(*words):
+        command = [sys.executable, "-m", "resilient.surface.cli", "--app", "shop:app", *words]
+        done = subprocess.run(command, capture_output=True, env=env, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode(encoding.partition(":")[0])
+
+    assert json.loads(say("jobs", "show", job, "--json"))["job"]["payload"] == payload
+    assert any(payload == json.loads(line).get("payload") for line in say("export", "crm/a").splitlines())
+    screen = say("jobs", "show", job)
+    assert "Zo" in screen
+    assert screen.index("Zo") < screen.index("Why"), "it is written to its end"
+
+
 def test_interrupted_and_a_closed_pipe(monkeypatch, run):
     def interrupt(_arguments):
         raise KeyboardInterrupt

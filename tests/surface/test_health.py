@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import re
 import signal
+import socket
+import struct
 import sys
 import threading
 
@@ -136,6 +138,45 @@ async def test_what_is_no_request_is_refused_in_plain_text(app):
     assert answer.startswith("HTTP/1.1 400 ")
     assert "Connection: close" in answer
     assert answer.endswith("\r\n\r\nBad Request\n")
+
+
+def cut_off(address, sent):
+    """Connect and reset, as load balancers do that look whether a port is open, and whoever gives up waiting."""
+    with socket.create_connection(("127.0.0.1", address[1])) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        s.sendall(sent)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost", b"GET /livez HTTP/1.1\r\n\r\n"])
+async def test_who_cuts_the_connection_is_no_news(app, sent, capfd, caplog):
+    async with probed(app) as (_, served, address):
+        before = len(caplog.records)
+        met = threading.Semaphore(0)
+        server = served._servers[0]._server
+        shut = server.shutdown_request
+        server.shutdown_request = lambda request: (shut(request), met.release())
+        for _ in range(3):
+            await asyncio.to_thread(cut_off, address, sent)
+            assert await asyncio.to_thread(met.acquire, timeout=LIMIT)
+        assert (await fetch(address, "/livez"))[0] == 200
+        assert caplog.records[before:] == []
+    assert capfd.readouterr().err == ""
+
+
+async def test_what_a_path_fails_of_is_a_line_of_the_log(app, monkeypatch, capfd, caplog):
+    """socketserver would write a traceback on standard error, where each line of `--log json` is an object."""
+
+    def break_down(self):
+        raise ZeroDivisionError("nobody foresaw it")
+
+    monkeypatch.setattr(Probes, "livez", break_down)
+    async with probed(app) as (_, _, address):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await fetch(address, "/livez")
+        await until(lambda: any(one.exc_info for one in caplog.records))
+    assert "a request to the metrics or probes failed" in caplog.text
+    assert "nobody foresaw it" in caplog.text
+    assert capfd.readouterr().err == ""
 
 
 def test_an_address_that_is_taken_is_a_sentence():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from resilient import Resilient, web
-from resilient.surface.cli import main
+from resilient.surface.cli import logs, main
 from resilient.surface.cli.hints import command_with, hinted, which_of
 from resilient.surface.web.dashboard.alone import Alone
 from tests.surface.dashboards import Page, client_of
@@ -67,6 +69,33 @@ def test_every_screen_and_error_repeats_the_app(arguments, tmp_path, monkeypatch
         commands = [part for part in (out + err).split("`")[1::2] if part.startswith("resilient ")]
         assert all(one.startswith((f"resilient --database {url} ", "resilient --app module:app ")) for one in commands)
         assert commands or made
+
+
+@pytest.mark.parametrize("shape", ["text", "json"])
+def test_the_log_repeats_it_too(shape, capsys):
+    """The line at three in the morning is copied as any other: `resilient jobs why ID` alone answers "which app?"."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.handlers = []
+    try:
+        logs.set_up(shape, "info", APP)
+        logging.getLogger("shop").info("%s is not connected: `resilient connect crm %s`", "crm/a", "crm/a")
+        logging.getLogger("shop").info("nothing to copy")
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "crm/a is not connected: `resilient --app shop.jobs:app connect crm crm/a`" in first
+    assert "nothing to copy" in second
+
+
+def test_a_worker_s_log_repeats_what_it_was_started_with(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(logs, "set_up", lambda shape, level, options: seen.append((shape, level, dict(options))))
+    monkeypatch.chdir(tmp_path)
+    assert main(["-A", "nowhere:app", "worker"]) == 2
+    assert seen[0] == ("text", "info", {"--app": "nowhere:app"})
+    capsys.readouterr()
 
 
 async def test_the_pages_of_the_dashboard_command_repeat_it_too(database):

@@ -42,6 +42,8 @@ _LARGEST: Final = 10**20  # numbers of an answer are kept below it
 _LONGEST: Final = 10 * 366 * 86400.0  # seconds; a token that lives longer has no end
 REFRESHING: Final = "refreshing"  # the code of a cooldown that ends with the account's refresh
 NOT_CONNECTED: Final = "not_connected"  # an account's gate: it has no credentials
+MISSING_KEY: Final = "missing_key"  # code of what a worker leaves to others, because it lacks the account's key
+LEFT_LATELY: Final = timedelta(seconds=150)  # each of such workers notes it once a minute
 UNREADABLE: Final = "unreadable"  # an account's gate: its secrets need a key that is not here, or its row was changed
 HOPELESS_TRIES: Final = 10
 HOPELESS_AFTER: Final = timedelta(hours=1)

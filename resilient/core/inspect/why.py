@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
-from resilient.core.accounts.tokens import NOT_CONNECTED, REFRESHING, UNREADABLE
+from resilient.core.accounts.tokens import LEFT_LATELY, MISSING_KEY, NOT_CONNECTED, REFRESHING, UNREADABLE
 from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
 from resilient.core.base.resource_key import is_below, may_hold, serves
 from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
@@ -388,6 +388,18 @@ def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:
     return f"The circuit of {key} is open{since}; the next probe is at {end}."
 
 
+def left(path: Path, now: datetime) -> Iterator[Reason]:
+    """Accounts of the path that workers pass over, because they lack the key of their secrets."""
+    for key, error in path.errors.items():
+        if error.code == MISSING_KEY and error.at is not None and now - error.at <= LEFT_LATELY:
+            text = (
+                f"Workers pass over {key}, the last time at {when(error.at, now)}, because they lack the key of its"
+                " secrets; its jobs run on those that have it. If none has, give all keys in RESILIENT_SECRETS to every"
+                f" worker and start it again: {brief(error.message)}"
+            )
+            yield Reason(MISSING_KEY, text, key, error.at)
+
+
 # -- line, turn, workers ------------------------------------------------------------------------------------
 
 
@@ -514,6 +526,7 @@ def why_job(
     if job.state in (JobState.READY, JobState.SCHEDULED):
         stopped_by = list(gates(path, now, job.priority))
         reasons += stopped_by
+        reasons += left(path, now)
         reasons += budgets(path, now)
         if job.state == JobState.READY:
             reasons += line(path, ahead, now, stopped=any(one.code in _GATES for one in stopped_by))
@@ -531,8 +544,8 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
     """Why the jobs of a resource do not run. ``example``: one that waits."""
     key, waiting = path.key, path.waiting.get(path.key, Count(0))
     stopped_by = list(gates(path, now))
-    reasons = list(stopped_by)
-    if not stopped_by:
+    reasons = [*stopped_by, *left(path, now)]
+    if not reasons:
         reasons.append(Reason("open", f"Nothing stops {key}.", key))
     first = f", for example {example}" if example is not None else ""
     reasons += budgets(path, now)

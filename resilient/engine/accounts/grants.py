@@ -206,6 +206,7 @@ class Grants:
                 if self.missing_keys.note(key):
                     log.warning("%s is left to other workers: %s", key, error)
                     self._alerts.add(of_credentials(key, UNREADABLE, self.accounts.now()))
+                    await self._run(connections.note_left, key, str(error))
                 raise ResourceStopped(key, GATE) from error
             if bound is not None:
                 log.warning("%s waits: %s", key, error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from resilient.core.accounts.tokens import MISSING_KEY
 from resilient.core.base.errors import FailureKind, ResourceStopped
 from resilient.core.base.loggers import apart
 from resilient.core.base.resource_key import is_below
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from resilient.store.accounts.secrets import KeyRing
 
 GATE: Final = "key"  # of a `ResourceStopped`: this process cannot, others may
-CODE: Final = "missing_key"  # of the job's last error
 SOON: Final = 1.0  # seconds until another worker may run a job of the account
 LATER: Final = 45.0  # and one that uses the account beside its own: this worker may meet it again
 PASSED_OVER: Final = 60.0  # seconds until this process looks at such an account again
@@ -36,7 +36,7 @@ def left_to_others(stopped: ResourceStopped, resource: str) -> Snoozed | None:
     if stopped.gate != GATE:
         return None
     delay = SOON if is_below(resource, stopped.resource) else LATER
-    return Snoozed(delay, None, str(stopped), FailureKind.AUTH, CODE)
+    return Snoozed(delay, None, str(stopped), FailureKind.AUTH, MISSING_KEY)
 
 
 class MissingKeys:

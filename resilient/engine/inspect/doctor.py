@@ -373,6 +373,7 @@ def check_contents(contents: Contents) -> list[Finding]:
         *_check_workers(contents),
         _check_turns(contents),
         *_check_sealed(contents),
+        *_check_left(contents),
         *_check_schedules(contents),
         *_check_rows(contents),
         *_check_neighbours(contents),
@@ -447,6 +448,17 @@ def _check_sealed(contents: Contents) -> Iterator[Finding]:
             f"{counted(contents.keyless, 'job waits', 'jobs wait')} because workers met them that lack the key of their"
             " sealed payload",
             "give every worker the same RESILIENT_SECRETS; a key that is lost opens nothing: cancel these jobs",
+        )
+
+
+def _check_left(contents: Contents) -> Iterator[Finding]:
+    if contents.left:
+        number = counted(len(contents.left), "account is", "accounts are")
+        yield Finding(
+            "missing_key",
+            "warn",
+            f"{number} passed over by workers that lack the key of the credentials: {_some(contents.left)}",
+            "give every worker all keys (RESILIENT_SECRETS) and start it again; if the key is lost, connect them again",
         )
 
 

@@ -11,9 +11,10 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from resilient.core.accounts.tokens import EMPTY, NOT_CONNECTED, UNREADABLE, USABLE
+from resilient.core.accounts.tokens import EMPTY, MISSING_KEY, NOT_CONNECTED, UNREADABLE, USABLE
 from resilient.core.alerts.rules import of_credentials
 from resilient.core.base.bounds import OPEN_CONSENTS
+from resilient.core.base.errors import FailureKind
 from resilient.core.base.resource_key import check
 from resilient.store import alerts
 from resilient.store.accounts import grants
@@ -237,6 +238,16 @@ def shut_unreadable(c: Connection, d: Dialect, key: str, grant_id: UUID, version
     if tell and before != UNREADABLE:
         alerts.record(c, d, [of_credentials(key, UNREADABLE, d.now(c))], d.now(c), lasting=True)
     return True
+
+
+def note_left(c: Connection, d: Dialect, key: str, error: str) -> None:
+    """Note that a worker leaves an account to others, because it lacks a key; not if a program holds its row."""
+    d.run(
+        c,
+        "UPDATE {resource} SET last_error = :error, last_error_kind = :kind, last_error_code = :code,"
+        " last_error_at = :now WHERE key = (SELECT key FROM {resource} WHERE key = :key {skip_locked})",
+        {"key": key, "error": error, "kind": FailureKind.AUTH.value, "code": MISSING_KEY, "now": d.now(c)},
+    )
 
 
 def shut(c: Connection, d: Dialect, auth: str, after: str, limit: int) -> list[str]:

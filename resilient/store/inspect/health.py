@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from resilient.core.accounts.tokens import LEFT_LATELY, MISSING_KEY
 from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.jobs.records import SEALED_KEY
 from resilient.store.db.address import connect_args, reason
@@ -106,6 +107,7 @@ class Contents:
     stranded: int  # keys with a ready job and no turn
     overdue: Sequence[tuple[str, datetime]] = ()  # schedules that should have ticked, and since when
     keyless: int = 0  # jobs that wait for the key of their payload, in a sample of those that are due next
+    left: Sequence[str] = ()  # accounts that workers passed over lately because they lack a key
 
 
 def server(c: Connection, d: Dialect, long: float = 60.0) -> Server:
@@ -188,12 +190,17 @@ def contents(c: Connection, d: Dialect) -> Contents:
         len(turns.stranded(c, d)),
         schedules.overdue(c, d, now - _LATE),
         int(d.run(c, _KEYLESS, {"code": SEALED_KEY}).scalar_one()),
+        list(d.run(c, _LEFT, {"code": MISSING_KEY, "since": now - LEFT_LATELY}).scalars()),
     )
 
 
 _KEYLESS: Final = (
     "SELECT count(*) FROM (SELECT last_error_code FROM {job} WHERE state = 'scheduled'"
     f" ORDER BY run_at, id LIMIT {_SAMPLE}) AS j WHERE last_error_code = :code"
+)
+_LEFT: Final = (  # no index has these columns: all rows are read
+    "SELECT key FROM {resource} WHERE last_error_code = :code AND last_error_at >= :since"
+    f" ORDER BY key LIMIT {_SAMPLE}"
 )
 _BUSY: Final = "('{job}'::regclass, '{turn}'::regclass, '{resource}'::regclass, '{rate_limit}'::regclass)"
 _UNVACUUMED: Final = (

@@ -6,6 +6,7 @@ Options that every command takes (``--app``, ``--json`` ...) may stand before or
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from resilient.surface.cli import root  # noqa: PLC0415 - typer and rich: only for this
     from resilient.surface.cli.exits import INTERRUPTED, OK, USAGE, line_of, status_of  # noqa: PLC0415 - SQLAlchemy's errors
 
+    _write_out_what_is_missing()
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
@@ -42,6 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USAGE
         root.errors(words).error(line_of(error))
         return status_of(error)
+
+
+def _write_out_what_is_missing() -> None:
+    """Where the locale's encoding lacks a character, write it as an escape: a name of a stranger ends no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _written(status: int) -> int:

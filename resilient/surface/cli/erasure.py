@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from resilient.core.base.phrases import counted, in_json
+from resilient.core.base.phrases import counted
 from resilient.surface.cli.exits import FAILED
 from resilient.surface.cli.jobs import DryRun, Yes
 from resilient.surface.cli.jobs import span as span_of
@@ -78,4 +77,4 @@ def export(ctx: typer.Context, key: Account) -> None:
     run: Context = ctx.obj
     run.go_to_shard_of(key)
     for row in run.app.sync.accounts.export(key):
-        run.out.console.file.write(in_json(json.dumps(row, ensure_ascii=False)) + "\n")
+        run.out.json(row, indent=None)

@@ -26,9 +26,10 @@ from resilient.core.base.errors import InvalidInput, ResilientError
 from resilient.core.base.loggers import FIELDS, MASK, PREFIX, label_records, logger, masked
 from resilient.core.base.phrases import in_json, plain
 from resilient.surface.cli.exits import line_of, status_of
+from resilient.surface.cli.hints import hinted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
 log = logger("cli")
@@ -41,8 +42,8 @@ _NAME: Final = 100  # characters of an extra's name
 _USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def set_up(shape: Shape, log_level: str) -> None:
-    """Let the process log in this shape. Raises `InvalidInput`."""
+def set_up(shape: Shape, log_level: str, options: Mapping[str, str]) -> None:
+    """Let the process log in this shape, commands with these options (`hints`). Raises `InvalidInput`."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise InvalidInput(f"--log-level {log_level!r}: use debug, info, warning or error")
@@ -53,7 +54,7 @@ def set_up(shape: Shape, log_level: str) -> None:
         label_records()
         logging.captureWarnings(capture=True)
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonFormatter() if shape == "json" else TextFormatter())
+        handler.setFormatter(JsonFormatter(options) if shape == "json" else TextFormatter(options))
 
 
 @contextmanager
@@ -68,18 +69,29 @@ def last_words(shape: Shape) -> Iterator[None]:
         raise typer.Exit(status_of(error)) from None
 
 
-class JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """What both shapes share: ``options`` are those of the command line, for the commands that a message proposes."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._options = options or {}
+
+    def _line(self, record: logging.LogRecord) -> str:
+        record.message = _message(record)  # as every formatter does: others who handle the record read it
+        return _safe(hinted(record.message, self._options))
+
+
+class JsonFormatter(_Formatter):
     """A record as one JSON object in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See the top of this file."""
-        record.message = _message(record)  # as every formatter does: others who handle the record read it
         at = datetime.fromtimestamp(record.created, UTC)
         document: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": _safe(record.name),
-            "message": _safe(record.message),
+            "message": self._line(record),
         }
         for name in FIELDS:
             value = getattr(record, PREFIX + name, None)
@@ -92,14 +104,13 @@ class JsonFormatter(logging.Formatter):
         return in_json(json.dumps(document, ensure_ascii=False))
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(_Formatter):
     """A record as a line for people, in UTC; its further lines begin with blanks, so that no text forges one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See the top of this file."""
-        record.message = _message(record)
         at = datetime.fromtimestamp(record.created, UTC).isoformat(" ", timespec="milliseconds").replace("+00:00", "Z")
-        line = f"{at} {record.levelname:<7} {_safe(record.name)}: {_safe(record.message)}"
+        line = f"{at} {record.levelname:<7} {_safe(record.name)}: {self._line(record)}"
         if record.exc_info and record.exc_info[1] is not None:
             line += "\n" + _exception(record.exc_info[1], record.exc_info[2])["traceback"].rstrip()
         return line.replace("\n", "\n    ")

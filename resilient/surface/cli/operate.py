@@ -62,7 +62,7 @@ def dashboard(
     from resilient.surface.web.dashboard.alone import serve  # noqa: PLC0415 - an extra, and only where needed
 
     run: Context = ctx.obj
-    logs.set_up(log, log_level)
+    logs.set_up(log, log_level, run.out.options)
 
     def say(address: str) -> None:
         run.out.say(f"Dashboard: {address}")

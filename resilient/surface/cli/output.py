@@ -80,9 +80,11 @@ class Output:
         self.console = console or _Screen(highlight=False, markup=False, soft_wrap=True)
         self.errors = errors or _Screen(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
-    def json(self, value: Any) -> None:
-        """One JSON document."""
-        self.console.file.write(in_json(json.dumps(plain(value), ensure_ascii=False, indent=2)) + "\n")
+    def json(self, value: Any, indent: int | None = 2) -> None:
+        """One JSON document; in ASCII alone where the screen or file is not in Unicode."""
+        file = self.console.file
+        is_whole = (getattr(file, "encoding", None) or "utf").lower().startswith("utf")
+        file.write(in_json(json.dumps(plain(value), ensure_ascii=not is_whole, indent=indent)) + "\n")
 
     def say(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """A line for people; with ``--json`` nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
+    from resilient.core.inspect.why import Why
     from resilient.core.jobs.records import Changed, ResourceInfo
     from resilient.engine.gates.api import Bulk
     from resilient.surface.cli.context import Context
@@ -79,13 +81,15 @@ def show_resource(ctx: typer.Context, key: Key) -> None:
     run: Context = ctx.obj
     api = _api(run, key)
     info, why = api.get(key), api.why(key)
+    is_unused = _is_unused(run, info)
     policy = run.app.policies.for_key(key, info.policy).to_json()
     if run.out.as_json:
         run.out.json({"resource": info.to_json(), "policy": policy, "why": why.to_json()})
     else:
         _show(run, info, policy)
-        output.show_why(run.out, why, run.now)
-    _require_known(run, info)
+        if (shown := _of_unused(why) if is_unused else why).reasons:
+            output.show_why(run.out, shown, run.now)
+    _require_known(info, is_unused=is_unused)
 
 
 def _show(run: Context, info: ResourceInfo, policy: dict[str, Any]) -> None:
@@ -160,16 +164,22 @@ def why_resource(ctx: typer.Context, key: Key) -> None:
     run: Context = ctx.obj
     api = _api(run, key)
     why, info = api.why(key), api.get(key)
+    is_unused = _is_unused(run, info)
     if run.out.as_json:
         run.out.json(why.to_json())
     else:
-        output.say_why(run.out, why)
-    _require_known(run, info)
+        output.say_why(run.out, _of_unused(why) if is_unused else why)
+    _require_known(info, is_unused=is_unused)
 
 
-def _require_known(run: Context, info: ResourceInfo) -> None:
+def _of_unused(why: Why) -> Why:
+    """What stops a key without any job; "Nothing stops it" would be read as "it is right"."""
+    return replace(why, reasons=tuple(one for one in why.reasons if one.code not in ("open", "waiting")))
+
+
+def _require_known(info: ResourceInfo, *, is_unused: bool) -> None:
     """Raise `NotFound` for a key without any job: a slip is likelier than a question about the future."""
-    if _is_unused(run, info):
+    if is_unused:
         raise NotFound(f"there is no job of {info.key}, and never was one: {_IS_IT_RIGHT}")
 
 

@@ -117,7 +117,7 @@ def worker(
     SIGTERM or Ctrl-C lets running jobs finish; a second one hands them back at once.
     """
     run: Context = ctx.obj
-    logs.set_up(log, log_level)
+    logs.set_up(log, log_level, run.out.options)
     options = {
         "concurrency": concurrency, "kinds": kinds or None, "except_kinds": except_kinds or (),
         "resources": patterns or (), "lease": lease, "grace": grace,
