@@ -25,7 +25,7 @@ NOTES = ROOT / ".proof"
 MODULE = [sys.executable, "-W", "ignore", "-m"]
 # A test that waits for ever ends by the clock of pyproject.toml after minutes: here some last longer.
 PYTEST = [*MODULE, "pytest", "-q", "-s", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=7200"]
-SHARED = [*PYTEST, "--numprocesses", "logical", "--dist", "loadfile", "--no-loadscope-reorder"]
+SHARED = [*PYTEST, "--forks", "auto"]
 WIDEST = 72  # characters of a figure
 COUNTED = ("resilient", "providers", "tests")
 

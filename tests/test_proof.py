@@ -154,6 +154,17 @@ def test_every_piece_has_a_name_of_its_own_and_a_command_that_exists():
         assert module == "pytest" or (proof.ROOT / (module.replace(".", "/") + ".py")).exists()
 
 
+def test_every_piece_of_pytests_is_understood():
+    """A command ends with 4 where pytest does not know an option, before it has collected anything."""
+    commands = {tuple(word for word in piece.command if not word.startswith("tests/")) for piece in proof.pieces()}
+    commands = [command for command in commands if "pytest" in command]
+    assert len(commands) > 3
+    for command in commands:
+        whole = [*command, "tests/test_nothing.py"]
+        done = subprocess.run(whole, cwd=proof.ROOT, capture_output=True, text=True, check=False)
+        assert "file or directory not found: tests/test_nothing.py" in done.stderr, done.stderr
+
+
 def stretch(**changed):
     return {"jobs": 100, "per_second": 900, "cpu_us": 100, "table_mb": 20.0, "indexes_mb": 10.0, "wrong": []} | changed
 

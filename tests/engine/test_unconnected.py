@@ -298,6 +298,36 @@ async def test_a_worker_that_lacks_a_key_leaves_the_account_to_others(make, idp,
         assert {(await app.jobs.get(job.id)).state for job in jobs} == {"succeeded"}
 
 
+async def test_who_asks_why_hears_of_the_key_that_the_workers_lack(make, idp):
+    """Of every job, also of those that no worker has looked at, and by what on-call asks first."""
+    old, new = new_key(), new_key()
+    await make(secrets=[old]).connections.add(A, token="canary")
+    await make(secrets=[new]).connections.add("idp/acct-2", token="canary")
+    app = make(secrets=[new])
+    await with_others(app)
+    jobs = [await app.enqueue(me, resource_key=key) for key in (A, f"{A}/contacts") for _ in range(10)]
+    await app.worker(concurrency=2).drain(timeout=LIMIT)
+
+    async def answers():
+        texts = [str(await app.jobs.why(job.id)) for job in jobs] + [str(await app.resources.why(A))]
+        findings = await doctor.examine(app.database, keys=[])  # whoever looks may have other keys than the workers
+        return texts, [one.message for one in findings if one.name == "missing_key"]
+
+    texts, findings = await answers()
+    assert [text for text in texts if "RESILIENT_SECRETS" not in text or "Nothing stops" in text] == []
+    assert findings == [f"1 account is passed over by workers that lack the key of the credentials: {A}"]
+    assert (await app.resources.why(A)).reasons[0].code == "missing_key"
+    await app.database.transaction(later)
+    texts, findings = await answers()
+    assert findings == []
+    assert texts[-1].startswith(f"Nothing stops {A}.")
+
+
+def later(c, d):
+    at = d.now(c) - timedelta(minutes=3)
+    d.run(c, "UPDATE {resource} SET last_error_at = :at WHERE last_error_at IS NOT NULL", {"at": at})
+
+
 async def test_a_gate_that_a_lonely_worker_shut_is_opened_once_others_may_have_the_key(make, idp):
     """Whoever keeps house may lack the key itself."""
     old, new = new_key(), new_key()

@@ -656,6 +656,11 @@ def connects(c, d):
         connections.bind_if_new(c, d, "p/3", id_of("grant3"), {})
 
 
+@act("accounts.grants: connections.note_left")
+def notes_that_an_account_is_left_to_others(c, d):
+    connections.note_left(c, d, "p/1", "no key")
+
+
 @act("accounts.grants: connections.shut_unconnected", "accounts.grants: connections.shut_unreadable")
 def shuts_accounts_out(c, d):
     connections.shut_unreadable(c, d, "p/1", id_of("grant1"), 1, tell=True)

@@ -322,7 +322,6 @@ def test_what_the_locale_cannot_write_ends_no_command(shop, tmp_path, encoding):
     payload = {"name": "Zoë → 🎉"}
     app = Resilient(f"sqlite:///{tmp_path / 'shop.db'}")
     job = str(app.enqueue_sync(Kind("push"), payload, resource_key="crm/a", tags={"who": "Zoë 🎉"}).id)
-    app.close_sync()
     env = {**os.environ, "PYTHONIOENCODING": encoding}
 
     def say(*words):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import LEFT_LATELY, MISSING_KEY, NOT_CONNECTED, REFRESHING, UNREADABLE
+from resilient.core.base.errors import FailureKind
 from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
 from resilient.core.base.resource_key import is_below, may_hold, serves
 from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
@@ -391,7 +392,8 @@ def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:
 def left(path: Path, now: datetime) -> Iterator[Reason]:
     """Accounts of the path that workers pass over, because they lack the key of their secrets."""
     for key, error in path.errors.items():
-        if error.code == MISSING_KEY and error.at is not None and now - error.at <= LEFT_LATELY:
+        is_lack = (error.kind, error.code) == (FailureKind.UNDECODABLE, MISSING_KEY)  # no answer has that kind
+        if is_lack and error.at is not None and now - error.at <= LEFT_LATELY:
             text = (
                 f"Workers pass over {key}, the last time at {when(error.at, now)}, because they lack the key of its"
                 " secrets; its jobs run on those that have it. If none has, give all keys in RESILIENT_SECRETS to every"

@@ -229,10 +229,11 @@ class Connections:
 
     async def _revoked(self, key: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]) -> bool:
         """Revoke credentials at the provider if it has an endpoint for that; returns whether it did."""
-        oauth, now = self.oauth_of(key, {**credentials.values, **details}), self._ground.now()
+        oauth = self.oauth_of(key, {**credentials.values, **details})
         secret = tokens.revocable(credentials, flow)
         if not oauth.revoke_url or not secret:
             return False
+        now = await self._db.read(None, _time)
         if self._here:
             from resilient.wire.oauth.endpoints import ask_here  # noqa: PLC0415 - httpx: only where something is sent
 
@@ -467,6 +468,10 @@ def info_of(bound: Bound) -> ConnectionInfo:
         grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
         failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=sharing.own(bound.details),
     )  # fmt: skip
+
+
+def _time(c: Connection, d: Dialect) -> datetime:
+    return d.now(c)
 
 
 def _end_return(c: Connection, d: Dialect, key: str, consent: str) -> None:

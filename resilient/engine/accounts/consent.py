@@ -29,6 +29,7 @@ from resilient.store.accounts import connections, fuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from sqlalchemy import Connection
 
@@ -105,10 +106,10 @@ class Consent:
         """Exchange the code of a callback. Raises `ConsentRefused`. The state can be used once, also if that fails."""
         from resilient.wire.oauth.endpoints import callback_error  # noqa: PLC0415 - httpx: only where something is sent
 
-        key, expected = await self._arrived(parameters.get("state") or "")
+        key, expected, now = await self._arrived(parameters.get("state") or "")
         if not hmac.compare_digest(expected.bound, _hashed(bound_to)):
             raise ConsentRefused("this callback belongs to another browser or another user: start again from your own")
-        oauth, now = oauth_of(self._ground.providers, key, expected.details), self._ground.now()
+        oauth = oauth_of(self._ground.providers, key, expected.details)
         if not oauth.is_issuer(parameters.get("iss")):
             raise ConsentRefused(f"{key}: this callback comes from another authorization server: start again")
         if (error := callback_error(parameters)) is not None or not parameters.get("code"):
@@ -117,7 +118,7 @@ class Consent:
         if len(code) > CALLBACK_CODE.value or not (code.isascii() and code.isprintable()):  # RFC 6749, A.11
             raise ConsentRefused(f"{key}: the callback's code is none: start again at the consent page")
         kept = _kept(self._ground.providers[key.partition("/")[0]], key, parameters, expected.details)
-        answer = await self._exchange(key.partition("/")[0], oauth, code, expected)
+        answer = await self._exchange(key.partition("/")[0], oauth, code, expected, now)
         made = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
         if made is None:
             reason = "no token" if answer.failure is None else answer.failure.code
@@ -130,8 +131,8 @@ class Consent:
         made = replace(made, values={**made.values, **kept, **uri})
         return Granted(key, made, {**expected.details, **kept}, expected.note, _hashed(parameters["state"]))
 
-    async def _arrived(self, state: str) -> tuple[str, _Expected]:
-        """The account of a callback, and what it must fit; a state is used up by being looked up."""
+    async def _arrived(self, state: str) -> tuple[str, _Expected, datetime]:
+        """The account of a callback, what it must fit, and the database's time; the state is used up."""
         ring, unexpected = self._grants.accounts.ring, "this callback is not expected (any more)"
         if len(state) > _LONGEST_STATE or not ring.is_signed(state):
             raise UnexpectedCallback(f"{unexpected}: start again at the consent page")
@@ -141,10 +142,12 @@ class Consent:
         if not hmac.compare_digest(state.partition(".")[0][-_KEY:], _hashed(row[0])[:_KEY]):
             raise ConsentRefused(f"{unexpected}, for {row[0]}: start again at the consent page")
         doc: dict[str, Any] = json.loads(ring.open(row[1], _TABLE, _hashed(state), "secrets"))
-        return row[0], _Expected(**doc)
+        return row[0], _Expected(**doc), row[3]
 
-    async def _exchange(self, provider: str, oauth: OAuth2, code: str, expected: _Expected) -> TokenAnswer:
-        verifier, now = expected.verifier if oauth.pkce != "none" else "", self._ground.now()
+    async def _exchange(
+        self, provider: str, oauth: OAuth2, code: str, expected: _Expected, now: datetime
+    ) -> TokenAnswer:
+        verifier = expected.verifier if oauth.pkce != "none" else ""
         if self._here:
             from resilient.wire.oauth.endpoints import ask_here  # noqa: PLC0415 - httpx: only where something is sent
 

@@ -17,6 +17,7 @@ from resilient.store.accounts import connections, grants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from sqlalchemy import Connection
 
@@ -47,9 +48,10 @@ async def revoke_if_unwanted(
         return
     failure: Failure | Exception | None
     try:
-        if await ground.database.transaction(_is_wanted, account.owners or (key,), before):
+        now = await ground.database.transaction(_unwanted_at, account.owners or (key,), before)
+        if now is None:
             return
-        failure = await endpoints.client_of(before.provider).revoke(oauth, secret, ground.now())
+        failure = await endpoints.client_of(before.provider).revoke(oauth, secret, now)
     except Exception as error:  # noqa: BLE001 - the refresh is over, whatever becomes of its tokens
         failure = error
     if failure is None:
@@ -57,6 +59,11 @@ async def revoke_if_unwanted(
     else:
         reason = type(failure).__name__ if isinstance(failure, Exception) else failure.code
         log.warning("%s was disconnected during a refresh: the token that came could not be revoked (%s)", key, reason)
+
+
+def _unwanted_at(c: Connection, d: Dialect, owners: Sequence[str], before: Grant) -> datetime | None:
+    """The time; None if what the refresh brought is wanted."""
+    return None if _is_wanted(c, d, owners, before) else d.now(c)
 
 
 def _is_wanted(c: Connection, d: Dialect, owners: Sequence[str], before: Grant) -> bool:

@@ -187,8 +187,8 @@ def expect(c: Connection, d: Dialect, id_: str, key: str, secrets: str, until: d
     d.run(c, f"DELETE FROM {{authorization}} WHERE id {oldest}", values)
 
 
-def arrived(c: Connection, d: Dialect, id_: str, lasts: timedelta) -> tuple[str, str, bool] | None:
-    """Use up an expected return: (resource key, secrets, whether it came in time).
+def arrived(c: Connection, d: Dialect, id_: str, lasts: timedelta) -> tuple[str, str, bool, datetime] | None:
+    """Use up an expected return: (resource key, secrets, whether it came in time, the time).
 
     Its row stays without secrets, for ``lasts``, until its account is connected: see `end_return`.
     """
@@ -203,7 +203,7 @@ def arrived(c: Connection, d: Dialect, id_: str, lasts: timedelta) -> tuple[str,
     now = d.now(c)
     values = {"id": id_, "until": now + lasts}
     d.run(c, "UPDATE {authorization} SET secrets = '', expires_at = :until WHERE id = :id", values)
-    return row[0], row[1], row[2] >= now
+    return row[0], row[1], row[2] >= now, now
 
 
 def end_return(c: Connection, d: Dialect, id_: str) -> bool:
@@ -246,7 +246,7 @@ def note_left(c: Connection, d: Dialect, key: str, error: str) -> None:
         c,
         "UPDATE {resource} SET last_error = :error, last_error_kind = :kind, last_error_code = :code,"
         " last_error_at = :now WHERE key = (SELECT key FROM {resource} WHERE key = :key {skip_locked})",
-        {"key": key, "error": error, "kind": FailureKind.AUTH.value, "code": MISSING_KEY, "now": d.now(c)},
+        {"key": key, "error": error, "kind": FailureKind.UNDECODABLE.value, "code": MISSING_KEY, "now": d.now(c)},
     )
 
 

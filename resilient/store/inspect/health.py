@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from resilient.core.accounts.tokens import LEFT_LATELY, MISSING_KEY
-from resilient.core.base.errors import DatabaseUnreachable
+from resilient.core.base.errors import DatabaseUnreachable, FailureKind
 from resilient.core.jobs.records import SEALED_KEY
 from resilient.store.db.address import connect_args, reason
 from resilient.store.db.dialect import TIME, Dialect
@@ -190,7 +190,7 @@ def contents(c: Connection, d: Dialect) -> Contents:
         len(turns.stranded(c, d)),
         schedules.overdue(c, d, now - _LATE),
         int(d.run(c, _KEYLESS, {"code": SEALED_KEY}).scalar_one()),
-        list(d.run(c, _LEFT, {"code": MISSING_KEY, "since": now - LEFT_LATELY}).scalars()),
+        _left(c, d, now),
     )
 
 
@@ -198,8 +198,15 @@ _KEYLESS: Final = (
     "SELECT count(*) FROM (SELECT last_error_code FROM {job} WHERE state = 'scheduled'"
     f" ORDER BY run_at, id LIMIT {_SAMPLE}) AS j WHERE last_error_code = :code"
 )
+
+
+def _left(c: Connection, d: Dialect, now: datetime) -> list[str]:
+    params = {"kind": FailureKind.UNDECODABLE.value, "code": MISSING_KEY, "since": now - LEFT_LATELY}
+    return list(d.run(c, _LEFT, params).scalars())
+
+
 _LEFT: Final = (  # no index has these columns: all rows are read
-    "SELECT key FROM {resource} WHERE last_error_code = :code AND last_error_at >= :since"
+    "SELECT key FROM {resource} WHERE last_error_kind = :kind AND last_error_code = :code AND last_error_at >= :since"
     f" ORDER BY key LIMIT {_SAMPLE}"
 )
 _BUSY: Final = "('{job}'::regclass, '{turn}'::regclass, '{resource}'::regclass, '{rate_limit}'::regclass)"
