@@ -7,8 +7,8 @@
   Here nothing can be written: each process whose workers do not reach the database tells its own sinks, once when an
   outage begins and once when it ends. All have one fingerprint, by which a pager makes one incident of them. Called on
   the event loop, by the heartbeat and by a worker that waits for its start.
-- `Sinks`: the log, functions, webhooks. A sink that fails or hangs harms nobody: it has a time limit, three tries if it
-  is a webhook, and a line in the log. Plain functions run in a thread.
+- `Sinks`: the log, functions, webhooks. A sink that fails or hangs harms nobody: it has a queue of its own, a time
+  limit and a line in the log. A webhook that is away is tried again later. Plain functions run in a thread.
 
 May use: `ground`. Begin with: `Alerts.noticed`, `Alerts.flush`.
 """
@@ -16,12 +16,15 @@ May use: `ground`. Begin with: `Alerts.noticed`, `Alerts.flush`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from asyncio import sleep
+from collections import deque
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from resilient.core.alerts import rules as alerts
 from resilient.core.alerts import words
@@ -62,8 +65,9 @@ AWAY: Final = 9.0  # seconds without an answer until the alert; with the heartbe
 STEADY: Final = 30.0  # seconds of answers until it is over: a database that comes and goes is one outage
 LONGEST: Final = 10.0  # seconds one sink may take for one notice
 PAUSES: Final = (1.0, 5.0)  # seconds before a webhook is tried again, plus up to half: a fleet meets one outage
-GIVE_UP: Final = 3  # notices in a row that a sink does not take, after which it gets no more of this batch
-MOST_WAITING: Final = 10  # batches under way; beyond that alerts are only logged
+LATER: Final = (30.0, 60.0, 120.0, 300.0)  # the same for one that is away; the last one again and again
+GIVE_UP: Final = 3  # notices in a row that a sink refuses, after which it gets none of those that wait
+MOST_WAITING: Final = 100  # notices for one sink; beyond that alerts are only logged
 
 
 @explained_calls("app.alerts")
@@ -374,11 +378,11 @@ class Outage:
 
 
 class Sinks:
-    """Delivers notices to people, in tasks of its own."""
+    """Delivers notices to people: each sink has a queue of its own, so that none waits for another."""
 
     def __init__(self, sinks: Sequence[Sink], roll: Callable[[], float] = random.random) -> None:
         self._sinks, self._roll = tuple(sinks), roll
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Delivery, ...]] = WeakKeyDictionary()
 
     def tell(self, notices: Sequence[Notice]) -> None:
         """Log notices now and begin to deliver them."""
@@ -387,40 +391,95 @@ class Sinks:
             log.log(level, "%s: %s", one.alert.name, one.text)
         if not notices or not self._sinks:
             return
-        if len(self._under_way) >= MOST_WAITING:
-            log.warning("the sinks of alerts are too slow: %d alerts are only logged", len(notices))
-            return
-        task = asyncio.get_running_loop().create_task(
-            self._deliver(tuple(notices)), name="resilient-alerts", context=apart()
-        )
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        loop = asyncio.get_running_loop()
+        if loop not in self._deliveries:
+            self._deliveries[loop] = tuple(Delivery(sink, self._roll) for sink in self._sinks)
+        for delivery in self._deliveries[loop]:
+            delivery.add(notices)
 
     async def delivered(self) -> None:
-        """Wait for what is under way."""
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-
-    async def _deliver(self, notices: Sequence[Notice]) -> None:
-        await asyncio.gather(*(_deliver(sink, notices, self._roll) for sink in self._sinks))
+        """Deliver what waits; a sink that is away now is not tried again later."""
+        deliveries = self._deliveries.get(asyncio.get_running_loop(), ())
+        await asyncio.gather(*(one.finish() for one in deliveries), return_exceptions=True)
 
 
-async def _deliver(sink: Sink, notices: Sequence[Notice], roll: Callable[[], float]) -> None:
-    lost, in_a_row, reason = 0, 0, ""
-    for number, one in enumerate(notices):
+class Delivery:
+    """What one sink is to be told, in order.
+
+    A webhook that is away is tried again for as long as the process lives: often the network that stopped a provider
+    has stopped the webhook, too. A function is called once for each notice: it may have told somebody before it failed.
+    """
+
+    def __init__(self, sink: Sink, roll: Callable[[], float]) -> None:
+        self._sink, self._roll = sink, roll
+        self._waiting: deque[Notice] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_last = asyncio.Event()  # the process ends: no pause any more
+
+    def add(self, notices: Sequence[Notice]) -> None:
+        """Queue notices behind those that wait; more than `MOST_WAITING` are only logged."""
+        room = max(0, MOST_WAITING - len(self._waiting))
+        if surplus := notices[room:]:
+            log.warning("%s is too slow: %d alerts are only logged", _name(self._sink), len(surplus))
+        self._waiting.extend(notices[:room])
+        if self._waiting and self._task is None:
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._run(), name="resilient-alerts", context=apart())
+
+    async def finish(self) -> None:
+        """Deliver what waits, or log that it did not reach the sink."""
+        if self._task is not None:
+            self._is_last.set()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
         try:
-            if isinstance(sink, str):
-                await _post(sink, one, roll)
-            else:
-                async with asyncio.timeout(LONGEST):
-                    await called(sink, one)
-            in_a_row = 0
-        except Exception as error:  # noqa: BLE001 - somebody else's code or server
-            lost, in_a_row, reason = lost + 1, in_a_row + 1, _reason(error)
-            if not _is_of_one(error) or in_a_row == GIVE_UP:
-                lost += len(notices) - number - 1
-                break
-    if lost:
-        log.warning("%d alerts did not reach %s: %s", lost, _name(sink), reason)
+            await self._deliver()
+        finally:  # an event keeps its loop, whose deliveries end with it
+            self._task, self._is_last = None, asyncio.Event()
+
+    async def _deliver(self) -> None:
+        lost, in_a_row, away, reason = 0, 0, 0, ""
+        while self._waiting:
+            try:
+                await self._send(self._waiting[0], again=not away)
+                if away:
+                    log.info("%s takes alerts again", _name(self._sink))
+                in_a_row = away = 0
+            except Exception as error:  # noqa: BLE001 - somebody else's code or server
+                reason = _reason(error)
+                if self._is_away(error):
+                    if not away:
+                        waiting = len(self._waiting)
+                        log.warning("%s does not answer, %d alerts wait for it: %s", _name(self._sink), waiting, reason)
+                    await self._pause(LATER[min(away, len(LATER) - 1)])
+                    away += 1
+                    continue
+                lost, in_a_row = lost + 1, in_a_row + 1
+                if not _is_of_one(error) or in_a_row == GIVE_UP:
+                    lost += len(self._waiting) - 1
+                    self._waiting.clear()
+                    break
+            self._waiting.popleft()
+        if lost:
+            log.warning("%d alerts did not reach %s: %s", lost, _name(self._sink), reason)
+
+    def _is_away(self, error: Exception) -> bool:
+        """Whether to try the same notice again later."""
+        return isinstance(self._sink, str) and not _is_of_one(error) and not self._is_last.is_set()
+
+    async def _send(self, notice: Notice, *, again: bool) -> None:
+        """Tell the sink; with ``again`` a webhook that fails is tried twice more within seconds."""
+        if isinstance(self._sink, str):
+            await _post(self._sink, notice, [spread_upwards(pause, self._roll()) for pause in PAUSES if again])
+        else:
+            async with asyncio.timeout(LONGEST):
+                await called(self._sink, notice)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(spread_upwards(seconds, self._roll())):
+                await self._is_last.wait()
 
 
 def _is_of_one(error: Exception) -> bool:
@@ -428,14 +487,14 @@ def _is_of_one(error: Exception) -> bool:
     return error.of_one if isinstance(error, notify.NotDelivered) else not isinstance(error, TimeoutError)
 
 
-async def _post(url: str, notice: Notice, roll: Callable[[], float]) -> None:
+async def _post(url: str, notice: Notice, pauses: Sequence[float]) -> None:
     document = {**notice.to_json(), "text": words.for_chat(notice.text, notify.host_of(url))}
-    for pause in PAUSES:
+    for pause in pauses:
         try:
             async with asyncio.timeout(LONGEST):
                 return await notify.post(url, document)
         except (notify.NotDelivered, TimeoutError):
-            await sleep(spread_upwards(pause, roll()))
+            await sleep(pause)
     async with asyncio.timeout(LONGEST):
         return await notify.post(url, document)
 

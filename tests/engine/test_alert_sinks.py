@@ -1,5 +1,6 @@
-"""Sinks of alerts that do not take one of several notices told at once."""
+"""Sinks of alerts that refuse one of several notices, and sinks that are away."""
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -8,6 +9,7 @@ from resilient import Notice
 from resilient.core.alerts.rules import AlertInfo
 from resilient.engine import alerts
 from tests.engine.test_alerts import webhook
+from tests.helpers import until
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -62,3 +64,72 @@ async def test_one_that_is_away_gets_no_more(caplog, monkeypatch):
         await tell(url, "a", "b", "c")
     assert [body["text"] for body in bodies] == ["a", "a", "a"]
     assert "3 alerts did not reach the webhook at 127.0.0.1" in caplog.text
+
+
+async def test_one_that_comes_back_later_gets_everything_in_order(caplog, monkeypatch):
+    monkeypatch.setattr(alerts, "PAUSES", (0, 0))
+    monkeypatch.setattr(alerts, "LATER", (0.001, 0.002))
+    caplog.set_level("INFO")
+    async with webhook(*[503] * 7, *[200] * 5) as (url, bodies):
+        sinks = alerts.Sinks([url])
+        sinks.tell([notice_of("a"), notice_of("b")])
+        await until(lambda: len(bodies) > 4)
+        sinks.tell([notice_of("c")])
+        await until(lambda: len(bodies) == 10)
+        await sinks.delivered()
+    assert [body["text"] for body in bodies] == [*"aaaaaaaa", "b", "c"]
+    (away,) = [line for line in caplog.messages if "does not answer" in line]
+    assert away == "the webhook at 127.0.0.1 does not answer, 2 alerts wait for it: 127.0.0.1 answered 503"
+    assert caplog.messages[-1] == "the webhook at 127.0.0.1 takes alerts again"
+    assert "did not reach" not in caplog.text
+
+
+@pytest.mark.parametrize("last", [200, 503])
+async def test_one_that_is_away_is_tried_once_more_when_the_process_ends(caplog, monkeypatch, last):
+    monkeypatch.setattr(alerts, "PAUSES", (0, 0))
+    async with webhook(503, 503, 503, last, 200) as (url, bodies):
+        sinks = alerts.Sinks([url])
+        sinks.tell([notice_of("a"), notice_of("b")])
+        await until(lambda: "does not answer" in caplog.text)
+        await sinks.delivered()
+    assert [body["text"] for body in bodies] == [*"aaaa", *("b" if last == 200 else "")]
+    assert ("2 alerts did not reach the webhook" in caplog.text) == (last == 503)
+
+
+async def test_one_that_is_away_delays_no_other(monkeypatch):
+    monkeypatch.setattr(alerts, "PAUSES", ())
+    heard = []
+    async with webhook(503) as (url, _):
+        sinks = alerts.Sinks([url, heard.append])
+        sinks.tell([notice_of("a")])
+        await until(lambda: heard)
+
+
+async def test_more_than_a_queue_holds_is_only_logged(caplog, monkeypatch):
+    monkeypatch.setattr(alerts, "MOST_WAITING", 3)
+    go, heard = asyncio.Event(), []
+
+    async def page(notice):
+        await go.wait()
+        heard.append(notice.alert.subject)
+
+    sinks = alerts.Sinks([page])
+    sinks.tell([notice_of(one) for one in "ab"])
+    sinks.tell([notice_of(one) for one in "cde"])
+    assert "page is too slow: 2 alerts are only logged" in caplog.text
+    go.set()
+    await sinks.delivered()
+    assert heard == [*"abc"]
+
+
+def test_each_event_loop_has_its_deliveries():
+    heard = []
+    sinks = alerts.Sinks([lambda notice: heard.append(notice.alert.subject)])
+
+    async def tell_in_a_loop(subject):
+        sinks.tell([notice_of(subject)])
+        await sinks.delivered()
+
+    for subject in "ab":
+        asyncio.run(tell_in_a_loop(subject))
+    assert heard == ["a", "b"]
