@@ -213,6 +213,24 @@ class TestEvents:
         assert await retention.keep(app.database, app.retention, app.pruned_to) == Pruned(events=8)
         assert kept() == {"outbox": 1}
 
+    async def test_what_was_not_committed_is_deleted_by_the_next_round(self, database, both, kept, monkeypatch):
+        both(9, 8)
+        app = self.app(database, events="30d")
+        step = retention.Walk.step
+
+        def broken_off(walk, c, d):
+            step(walk, c, d)
+            if walk.tally["succeeded"]:
+                raise OSError("the line broke before the commit")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(retention.Walk, "step", broken_off)
+            with pytest.raises(OSError, match="the line broke"):
+                await retention.keep(app.database, app.retention, app.pruned_to)
+        assert kept()["a"] == 2
+        assert (await retention.keep(app.database, app.retention, app.pruned_to)).total == 4
+        assert kept() == {"outbox": 2}
+
     @pytest.mark.parametrize("backend", ["postgresql"])
     async def test_what_is_locked_when_the_walk_passes_goes_later(self, database, both, kept, clock):
         both(9, 8)

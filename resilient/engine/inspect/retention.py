@@ -202,8 +202,12 @@ async def keep(
         reached.clear()  # some were locked, or steps of a workflow under way, when the walk passed
     w = Walk.by_age(retention, parts, reached=reached)
     deadline, done = monotonic() + seconds, False
-    while not done and (began := monotonic()) < deadline:
-        done = await database.transaction(w.step)
-        if not done:
-            await asyncio.sleep(max(SHORTEST_REST, monotonic() - began))
+    try:
+        while not done and (began := monotonic()) < deadline:
+            done = await database.transaction(w.step)
+            if not done:
+                await asyncio.sleep(max(SHORTEST_REST, monotonic() - began))
+    except BaseException:
+        reached.clear()  # the last step may not have been committed
+        raise
     return w.pruned
