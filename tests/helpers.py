@@ -8,6 +8,8 @@ import inspect
 import random
 from functools import cache
 
+import h11
+
 LIMIT = 150.0  # seconds: bounds a test that hangs, and promises nothing
 
 
@@ -21,6 +23,26 @@ async def until(condition, seconds=LIMIT):
             if value:
                 return value
             await asyncio.sleep(0.01)
+
+
+async def most_in_a_turn(awaitable, monkeypatch):
+    """How many parts of answers are read at most until the loop gives somebody else a turn."""
+    count, most, next_event = 0, 0, h11.Connection.next_event
+
+    def counted(connection):
+        nonlocal count, most
+        count += 1
+        most = max(most, count)
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", counted)
+    task = asyncio.ensure_future(awaitable)
+    async with asyncio.timeout(LIMIT):
+        while not task.done():
+            await asyncio.sleep(0)
+            count = 0
+    await task
+    return most
 
 
 def use_up(job):

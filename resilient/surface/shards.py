@@ -29,7 +29,7 @@ from resilient.engine.app.app import Resilient
 from resilient.engine.ground.encoder import Item
 from resilient.engine.ground.garbage import rare_collections
 from resilient.engine.ground.providers import caps_of, limits_of
-from resilient.engine.ground.signals import SignalCount, stop_signals
+from resilient.engine.ground.signals import SignalCount, hear
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -318,14 +318,11 @@ class ShardWorkers:
         self._signals = SignalCount()
 
     async def run(self, *, signals: bool = True) -> None:
-        """Work until `stop` (or one of `stop_signals`); a second signal hands back what runs. See `Worker.run`."""
+        """Work until `stop` (or a signal, see `hear`); a second signal hands back what runs. See `Worker.run`."""
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
-            for number in stop_signals() if signals else ():
-                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # as in `Worker`
-                    loop.add_signal_handler(number, self._signalled)
-                    stack.callback(loop.remove_signal_handler, number)
             if signals:
+                stack.callback(hear(loop, self._signalled))
                 stack.enter_context(rare_collections())
             await self._run()
 

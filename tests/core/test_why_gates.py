@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf, nextafter
 
 import pytest
@@ -157,6 +158,27 @@ def test_one_job_waits_at_what_is_above():
 def test_an_error_of_an_unknown_time_has_none():
     text = text_of(level(), level("github", breaker=OPEN), errors={"github": LastError("HTTP 503", "transient")})
     assert text == f"{IS_OPEN} Last error: transient: HTTP 503. 24 jobs wait there."
+
+
+LACK = LastError("the secrets are encrypted with key k: add it", "undecodable", "missing_key", at(minutes=-2))
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (LACK, True),
+        (replace(LACK, is_over=True), False),  # another worker has the key
+        (replace(LACK, at=at(minutes=-16)), False),
+        (replace(LACK, kind="auth"), False),  # a provider's own code of that name
+    ],
+)
+def test_the_key_that_workers_lack_is_told(error, says):
+    answers = [why(path(level(), errors={"github/a": error}), NOW) for why in (why_resource, partial(why_job, JOB))]
+    for answer in answers:
+        assert [one.code for one in answer.reasons].count("missing_key") == says
+        assert ("Nothing stops" in answer.text) is not says
+        assert ("RESILIENT_SECRETS to every worker and start it again: the secrets are encrypted with key k"
+                in answer.text) is says  # fmt: skip
 
 
 # -- what throttles taught -------------------------------------------------------------------------------------------

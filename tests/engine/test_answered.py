@@ -102,7 +102,8 @@ class Handlers:
 async def bring_to(app, handlers, kind, end):
     """The job's first execution, to its end."""
     done = await app.enqueue(handlers.all[kind], resource_key="api/1")
-    worker = brisk(app.worker(concurrency=2, grace=0.2))
+    grace = 0.2 if end == "stop" else LIMIT  # else the next execution may have begun, and is not to be cut off
+    worker = brisk(app.worker(concurrency=2, grace=grace))
     running = asyncio.create_task(worker.run(signals=False))
     assert await asyncio.to_thread(handlers.answered.wait, LIMIT)
     if end == "cancel":

@@ -25,6 +25,25 @@ class Unheard(BaseException):
     """Nobody catches it by ``except Exception``."""
 
 
+def raises(error):
+    """A method that does."""
+
+    def method(self, *_):
+        raise error("unreadable")
+
+    return method
+
+
+# What cannot be looked at: each raises over another of the ways to read an exception.
+UNREADABLE = {
+    "no truth value": type("Untrue", (Exception,), {"__bool__": raises(RuntimeError)}),
+    "no text": type("Textless", (Exception,), {"__str__": raises(SystemExit), "__repr__": raises(SystemExit)}),
+    "no class": type("Classless", (Exception,), {"__class__": property(raises(RuntimeError))}),
+    "no attributes": type("Closed", (Exception,), {"__getattribute__": raises(SystemExit)}),
+    "no cause": type("Causeless", (Exception,), {"__cause__": property(raises(RuntimeError))}),
+    "no notes": type("Noteless", (Exception,), {"__notes__": property(raises(SystemExit))}),
+    "no traceback": type("Untraced", (Exception,), {"__traceback__": property(raises(RuntimeError))}),
+}
 RAISED = {
     "StopIteration": StopIteration,
     "a StopIteration of one's own": type("Mine", (StopIteration,), {}),
@@ -42,7 +61,7 @@ every = pytest.mark.parametrize("what", RAISED)
 
 
 def fail(what):
-    raise RAISED[what]()  # noqa: RSE102 - one is a function
+    raise (RAISED | UNREADABLE)[what]()  # noqa: RSE102 - one is a function
 
 
 class Happened(Event, type="foreign.happened"):
@@ -72,12 +91,29 @@ async def coroutine_batch(jobs: Batch[str]) -> None:
 @handler("told", batch=2, retry=ONCE)
 def told(jobs: SyncBatch[str]) -> None:
     for job in jobs:
-        jobs.fail(job, RAISED[job.payload]())
+        jobs.fail(job, (RAISED | UNREADABLE)[job.payload]())
 
 
 @handler("looked.up", retry=ONCE, reconcile=lambda job: fail(job.payload))
 def looked_up(job: SyncJob[str]) -> None:
     pass
+
+
+@handler("in.complete", retry=ONCE)
+def in_complete(job: SyncJob[str]) -> None:
+    with job.complete():
+        fail(job.payload)
+
+
+@handler("in.complete.coroutine", retry=ONCE)
+async def in_complete_coroutine(job: Job[str]) -> None:
+    async with job.complete():
+        fail(job.payload)
+
+
+@handler("lazy")
+async def lazy(job: Job[str]) -> object:
+    return UNREADABLE[job.payload]()
 
 
 @handler("waits", retry=Retry(max_attempts=2, delay=Custom(lambda _: fail(WAITS[0]))))
@@ -109,7 +145,8 @@ async def ok(job: Job[None]) -> None:
 
 WAITS = [""]
 ENDED = [plain, coroutine, plain_batch, coroutine_batch, told]
-HANDLERS = [*ENDED, looked_up, waits, upgraded, committed, committed_coroutine, ok]
+BLOCKS = [in_complete, in_complete_coroutine]
+HANDLERS = [*ENDED, looked_up, waits, upgraded, committed, committed_coroutine, *BLOCKS, lazy, ok]
 
 
 @pytest.fixture
@@ -159,6 +196,33 @@ def test_loops_whose_calls_waited_for_each_other_are_not_kept():
 async def test_whatever_a_handler_raises_ends_its_job_as_a_bug(app, kind, what):
     found = await run(app, *[(kind, what)] * 4)
     assert [(job.state, job.last_error_kind, job.attempts) for job in found] == [("dead", "bug", 1)] * 4
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+@pytest.mark.parametrize("kind", [*ENDED, *BLOCKS], ids=lambda kind: kind.kind)
+async def test_what_a_handler_raises_may_raise_itself(app, kind, what):
+    jobs = await run(app, *[(kind, what)] * 4)
+    assert [(job.state, job.last_error_kind, job.attempts) for job in jobs] == [("dead", "bug", 1)] * 4
+    assert all(job.last_error for job in jobs)
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+async def test_so_may_what_the_programs_other_functions_raise(still, what):
+    WAITS[0] = what
+    later, again = [await still.enqueue(kind, what, resource_key="p/1") for kind in (waits, upgraded)]
+    payload = "UPDATE {job} SET payload_version = 1 WHERE kind = 'upgraded'"
+    await still.database.transaction(lambda c, d: d.run(c, payload))
+    jobs = await run(still, *[(kind, what) for kind in (committed, committed_coroutine)])
+    assert [job.state for job in jobs] == ["succeeded"] * 2
+    assert "its delay function failed" in (await still.jobs.get(later.id)).last_error
+    assert (await still.jobs.get(again.id)).last_error_kind == "undecodable"
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+async def test_a_result_that_cannot_be_read_fails_nothing(app, what):
+    (job,) = await run(app, (lazy, what))
+    assert (job.state, job.attempts) == ("succeeded", 0)
+    assert list(job.result) == ["result_not_kept"]
 
 
 @every

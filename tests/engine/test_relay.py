@@ -11,7 +11,7 @@ from sqlmodel import Session
 
 from resilient import BreakerPolicy, Event, Limit, Permanent, Resilient, Tracing, Transient
 from resilient.engine.run.relay import MOST_STRIKES
-from resilient.wire.publishers.base import lost
+from resilient.wire.publishers.base import cut_off, lost
 from tests.helpers import LIMIT, until
 
 
@@ -106,6 +106,26 @@ async def test_failures_that_answers_stand_between_are_no_outage(database, clock
     await task
     assert len(asked) == 10 * MOST_STRIKES
     assert {str(job.state) for job in await app.jobs.list(limit=100)} == {"dead", "scheduled"}
+    await app.close()
+
+
+async def test_a_connection_that_is_closed_over_events_is_no_outage(database):
+    """However many there are in a row: the destination is there, and takes the others over another connection."""
+    asked = []
+
+    async def to(message):
+        asked.append(number := message.event["data"]["number"])
+        if number < 3 * MOST_STRIKES:
+            raise cut_off("it closes the connection over that one", "channel_closed")
+
+    app = app_of(database, to)
+    publish(app, 5 * MOST_STRIKES)
+    _, task = relaying(app)
+    await until(lambda: set(range(3 * MOST_STRIKES, 5 * MOST_STRIKES)) <= set(asked))
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
     await app.close()
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient import ConnectionNotFound, Credentials, Job, Provider, Resilient, SetupError, handler
+from resilient import ConnectionNotFound, Credentials, Item, Job, Provider, Resilient, SetupError, handler
 from resilient.engine import alerts
 from resilient.engine.accounts import grants as engine_grants
 from resilient.engine.inspect import doctor
@@ -317,15 +317,35 @@ async def test_who_asks_why_hears_of_the_key_that_the_workers_lack(make, idp):
     assert [text for text in texts if "RESILIENT_SECRETS" not in text or "Nothing stops" in text] == []
     assert findings == [f"1 account is passed over by workers that lack the key of the credentials: {A}"]
     assert (await app.resources.why(A)).reasons[0].code == "missing_key"
-    await app.database.transaction(later)
-    texts, findings = await answers()
-    assert findings == []
-    assert texts[-1].startswith(f"Nothing stops {A}.")
+    for column, ago in (("last_success_at", 0), ("last_error_at", 20)):  # another worker has the key; long ago
+        await app.database.transaction(note, column, timedelta(minutes=ago))
+        texts, findings = await answers()
+        assert findings == []
+        assert texts[-1].startswith(f"Nothing stops {A}.")
 
 
-def later(c, d):
-    at = d.now(c) - timedelta(minutes=3)
-    d.run(c, "UPDATE {resource} SET last_error_at = :at WHERE last_error_at IS NOT NULL", {"at": at})
+def note(c, d, column, ago):
+    d.run(c, "UPDATE {resource} SET last_success_at = NULL")
+    d.run(c, f"UPDATE {{resource}} SET {column} = :at", {"at": d.now(c) - ago})
+
+
+async def test_a_worker_that_lacks_the_key_of_thousands_passes_over_all_of_them(make):
+    """Else it meets the others every second, and has no slot for jobs that it can run."""
+    old, new = new_key(), new_key()
+    await make(secrets=[old]).connections.add(A, token="canary")
+    await make(secrets=[new]).connections.add("idp/acct-2", token="canary")
+    app = make(secrets=[new])
+    await with_others(app)
+    missing = app.grants.missing_keys
+    assert missing.pause() == 60
+    missing.resources.update(f"idp/other-{n}" for n in range(3_000))
+    keys = [f"{A}/{n}" for n in range(3)]
+    await app.enqueue_many(me, [Item(None, resource_key=key) for key in keys])
+    await app.worker().drain(timeout=LIMIT)
+    assert missing.resources > {A, *keys}
+    assert missing.pause() == pytest.approx(300, abs=1)  # ten a second
+    missing.resources.update(str(n) for n in range(10_000))
+    assert missing.pause() == 600
 
 
 async def test_a_gate_that_a_lonely_worker_shut_is_opened_once_others_may_have_the_key(make, idp):

@@ -75,3 +75,10 @@ def test_a_place_that_is_gone(tmp_path):
     error = OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error"))
     said = reason(error, make_url(f"sqlite:///{tmp_path}/gone/app.db"))
     assert said == f"disk I/O error (its folder {tmp_path}/gone cannot be looked at: No such file or directory)"
+
+
+def test_a_folder_is_no_disk_that_is_ill(tmp_path):
+    """`docker run -v ./app.db:/app/app.db` makes a folder where there is no such file yet."""
+    error = OperationalError("SELECT 1", {}, sqlite3.OperationalError("unable to open database file"))
+    said = reason(error, make_url(f"sqlite:///{tmp_path}"))
+    assert said == "unable to open database file (it is a folder: correct the address, or the mount)"

@@ -311,6 +311,16 @@ def test_dead_letters(enqueue, ok, run, read, mark):
 # -- resources -------------------------------------------------------------------------------------------------------
 
 
+def test_why_of_a_key_that_nobody_uses_says_nothing_that_sounds_well(ok, run):
+    status, out, err = run("resources", "why", "githb/a")
+    assert (status, out) == (3, "")
+    assert "there is no job of githb/a, and never was one" in err
+    assert "Nothing stops" not in run("resources", "show", "githb/a")[1]
+    ok("resources", "pause", "githb")
+    status, out, _ = run("resources", "why", "githb/a")
+    assert (status, out.startswith("githb is paused since"), len(out.splitlines())) == (3, True, 1)
+
+
 def test_resources(enqueue, ok, run, read):
     assert ok("resources", "list") == "No resource is in use yet.\n"
     enqueue()

@@ -13,8 +13,10 @@ import pytest
 import sqlalchemy as sa
 
 from resilient import Job, Permanent, Resilient, Schedule, handler
-from resilient.core.alerts.rules import of_accounts
+from resilient.core.accounts.tokens import UNREADABLE
+from resilient.core.alerts.rules import of_accounts, of_credentials
 from resilient.store import alerts
+from resilient.store.gates import controls as gates
 from resilient.store.inspect import workers
 from resilient.store.jobs.filters import JOB
 from resilient.surface.cli import main
@@ -156,3 +158,16 @@ def drop(url, codes, key, **options):
 
     app.database.transaction_sync(die)
     return jobs
+
+
+def test_an_account_that_is_passed_over_for_want_of_a_key_is_an_alert(database, say):
+    """No gate is shut, so it is not among what is stopped; where one is, it stands there alone."""
+
+    def told(c, d):
+        now = d.now(c)
+        alerts.record(c, d, [of_credentials("crm/7", UNREADABLE, now)], now, lasting=True)
+
+    database.transaction_sync(told)
+    assert "crm/7: its secrets are encrypted with a key that is missing" in say("status").partition("Alerts")[2]
+    database.transaction_sync(gates.set_auth, "crm/7", UNREADABLE)
+    assert "Alerts" not in say("status")

@@ -140,3 +140,58 @@ def test_what_ends_a_worker_is_an_object_too(tmp_path):
     (row,) = documents("--app", "nothing.here:app", "worker", cwd=tmp_path, status=2)
     assert (row["level"], row["logger"]) == ("critical", "resilient.cli")
     assert "there is no module 'nothing.here'" in row["message"]
+
+
+LEAKS = """
+    import gc, threading
+    from resilient import Job, Resilient, handler
+
+    class Pool:
+        def __del__(self):
+            raise ValueError("token=hunter2pass")
+
+    def connect():
+        raise ValueError("postgresql://ann:hunter2pass@h/x")
+
+    @handler("mail.send")
+    async def send(job: Job[str]) -> None:
+        thread = threading.Thread(target=connect, name="sdk")
+        thread.start()
+        thread.join()
+        pool = Pool()
+        pool.itself = pool
+        del pool
+        gc.collect()
+
+    app = Resilient({url!r}, handlers=[send])
+"""
+
+
+@pytest.mark.parametrize("shape", ["json", "text"])
+def test_what_nobody_can_catch_is_a_record_and_shows_no_secret(tmp_path, shape):
+    """A thread of a vendor's SDK dies with its address: Python would write it to standard error as it is."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    (tmp_path / "shop.py").write_text(textwrap.dedent(LEAKS).format(url=url))
+    Resilient(url, kinds=[Kind("mail.send")]).enqueue_sync("mail.send", "ada", resource_key="smtp/a")
+    words = ["--app", "shop:app", "worker", "--max-jobs", "1", "--log", shape]
+    command = [sys.executable, "-m", "resilient.surface.cli", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "hunter2pass" not in done.stderr
+    assert "thread sdk ended by an error that nobody caught" in done.stderr
+    assert "Pool.__del__" in done.stderr
+    for line in done.stderr.splitlines():
+        assert json.loads(line)["level"] if shape == "json" else line.startswith(("20", "    ")), line
+
+
+HOOKS = """
+import sys, threading
+from resilient.surface.cli import logs
+mine = threading.excepthook = sys.unraisablehook = lambda what: None
+logs.set_up("json", "info")
+assert threading.excepthook is mine and sys.unraisablehook is mine
+"""
+
+
+def test_a_hook_of_the_program_stays():
+    subprocess.run([sys.executable, "-c", HOOKS], check=True)

@@ -14,7 +14,7 @@ import pytest
 from resilient.wire.requests.pool import Pool, PoolSettings
 from resilient.wire.requests.sockets import Backend
 from resilient.wire.requests.streams import Network
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, most_in_a_turn
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -473,3 +473,30 @@ async def test_answers_and_errors_are_those_of_httpx():
             assert one == other, (method, pieces)
             kinds.add(one if isinstance(one, type) else one[0])
     assert {200, 204, 304, 404, httpx.RemoteProtocolError} <= kinds
+
+
+async def test_interim_answers_without_end_are_no_answer():
+    """Each is a word of the server's, so no time that is allowed for a read is ever over."""
+
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        while True:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
+            await writer.drain()
+
+    async with asyncio.timeout(LIMIT), serving(talk, read=LIMIT) as (url, client):
+        with pytest.raises(httpx.RemoteProtocolError, match="interim answers"):
+            await client.get(url)
+
+
+async def test_a_body_in_thousands_of_parts_leaves_others_their_turn(monkeypatch):
+    """They are here at once, so nothing waits for them."""
+
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        chunks = b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        await writer.drain()
+
+    async with serving(talk, read=LIMIT) as (url, client):
+        assert await most_in_a_turn(client.get(url), monkeypatch) < 300

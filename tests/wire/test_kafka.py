@@ -72,12 +72,15 @@ class Broker:
         for topic, partitions in asked.topics:
             answers = []
             for partition, raw in partitions:
-                error = self.errors.pop(0) if self.errors else NOTHING_WRONG
+                error = self.error_of((topic, partition), raw)
                 if not error:
                     self.keep(topic, partition, raw)
                 answers.append((partition, error, len(self.records), -1))
             topics.append((topic, answers))
         return ProduceResponse_v3(topics, 0)
+
+    def error_of(self, _partition, _raw):
+        return self.errors.pop(0) if self.errors else NOTHING_WRONG
 
     def keep(self, topic, partition, raw):
         batches = MemoryRecords(bytes(raw))

@@ -313,6 +313,26 @@ class TestNats:
             await published(Nats(server.url, subject="small.{type}"), message(5, data="x" * 2_000))
         await connection.close()
 
+    async def test_a_server_without_room_takes_nothing(self, monkeypatch):
+        """Whichever stream an event is for: the whole destination waits for that."""
+
+        def little_room(server):
+            path = server.home / "nats.conf"
+            store = f'store_dir: "{server.home / "js"}", max_file_store: 1MB'
+            path.write_text(f"listen: 127.0.0.1:{server.port}\njetstream {{ {store} }}\n")
+            return path
+
+        monkeypatch.setattr(brokers.NatsServer, "configuration", little_room)
+        small = brokers.NatsServer()
+        try:
+            await asyncio.to_thread(small.start)
+            connection, _ = await self.stream(small)
+            error = await failed(Nats(small.url), *(message(n, data="x" * 60_000) for n in range(40)))
+            assert (error.failure.code, error.failure.counts_for_breaker) == ("10023", True)
+            await connection.close()
+        finally:
+            small.close()
+
     async def test_what_is_too_large_with_its_headers_takes_no_other_with_it(self, server):
         """The server counts them too, and closes the connection over one byte too many."""
         connection, _ = await self.stream(server)
@@ -373,6 +393,26 @@ class TestRedisStreams:
         for to, ill in ((name, True), (name.replace(name[-1], "{key}"), False)):
             error = await failed(RedisStream(brokers.REDIS, to), message(key=name[-1]))
             assert error.failure.counts_for_breaker is ill
+
+    async def test_what_is_wrong_is_called_as_redis_calls_it(self):
+        """Its library takes the word out of some errors; and a right to the command is needed for every stream."""
+        redis, server = pytest.importorskip("redis.asyncio"), brokers.RedisServer()
+        try:
+            await asyncio.to_thread(server.start)
+            admin = redis.from_url(server.url)
+            for user, rights in (("keys", ("~order*", "+@all")), ("command", ("~*", "+@all", "-xadd"))):
+                await admin.execute_command("ACL", "SETUSER", user, "on", ">pw", *rights)
+            for user, ill in (("keys", False), ("command", True)):
+                to = RedisStream(server.url.replace("//", f"//{user}:pw@"), "bill.{type}")
+                error = await failed(to)
+                assert (error.failure.code, error.failure.counts_for_breaker) == ("NOPERM", ill)
+            await admin.config_set("maxmemory", "1")
+            error = await failed(RedisStream(server.url, "{type}"))
+            assert (error.failure.code, error.failure.counts_for_breaker) == ("OOM", True)
+            assert "OOM command not allowed" in str(error)
+            await admin.aclose()
+        finally:
+            server.close()
 
     async def test_a_server_that_is_a_replica_by_now_is_left(self):
         """After a failover the name leads elsewhere; what was connected before would refuse every event for ever."""

@@ -28,7 +28,7 @@ from resilient.core.events.webhook import verify
 from resilient.engine.events.publishers import Publishers
 from resilient.wire.publishers.base import ConnectionLost
 from resilient.wire.requests.guard import PublicNetwork
-from tests.helpers import LIMIT
+from tests.helpers import LIMIT, most_in_a_turn
 
 OLD, NEW = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + "Q" * 40
 MESSAGE = decode(
@@ -206,6 +206,18 @@ class TestAnswers:
         receiver.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n" + b"x" * 100_000
         async with asyncio.timeout(LIMIT), publisher(receiver.url) as to:
             await to.publish(MESSAGE)
+
+    async def test_interim_answers_without_end_are_cut_off(self, receiver):
+        receiver.answer = b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10_000
+        async with asyncio.timeout(LIMIT / 2), publisher(receiver.url, timeout=LIMIT) as to:
+            with pytest.raises(ConnectionLost):
+                await to.publish(MESSAGE)
+
+    async def test_an_answer_in_thousands_of_parts_leaves_others_their_turn(self, receiver, monkeypatch):
+        """They are here at once, so nothing waits for them; a partner's server must not stop a whole worker."""
+        receiver.answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
+        async with publisher(receiver.url, timeout=LIMIT) as to:
+            assert 100 < await most_in_a_turn(to.publish(MESSAGE), monkeypatch) < 300
 
     @pytest.mark.parametrize("after", ["breaks off", "says nothing more"])
     @pytest.mark.parametrize(("status", "code"), [(200, None), (410, "gone"), (500, "http_500")])

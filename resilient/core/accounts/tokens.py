@@ -43,7 +43,8 @@ _LONGEST: Final = 10 * 366 * 86400.0  # seconds; a token that lives longer has n
 REFRESHING: Final = "refreshing"  # the code of a cooldown that ends with the account's refresh
 NOT_CONNECTED: Final = "not_connected"  # an account's gate: it has no credentials
 MISSING_KEY: Final = "missing_key"  # code of what a worker leaves to others, because it lacks the account's key
-LEFT_LATELY: Final = timedelta(seconds=150)  # each of such workers notes it once a minute
+LONGEST_PASSED_OVER: Final = 600.0  # seconds until a worker looks at an account again whose key it lacks
+LEFT_LATELY: Final = timedelta(seconds=LONGEST_PASSED_OVER + 300)  # since a worker noted that
 UNREADABLE: Final = "unreadable"  # an account's gate: its secrets need a key that is not here, or its row was changed
 HOPELESS_TRIES: Final = 10
 HOPELESS_AFTER: Final = timedelta(hours=1)

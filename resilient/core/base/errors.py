@@ -355,5 +355,14 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             continue
         visited.add(id(current))
         yield current
-        members = current.exceptions if isinstance(current, BaseExceptionGroup) else ()
-        waiting[:0] = [*members, current.__cause__, current.__context__]
+        waiting[:0] = _linked(current)
+
+
+def _linked(error: BaseException) -> list[BaseException | None]:
+    """The members of a group, the cause, the context; none if a class of the program's own raises over them."""
+    try:
+        members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        linked = [*members, error.__cause__, error.__context__]
+    except BaseException:  # noqa: BLE001 - whoever reads a chain must not fail over it
+        return []
+    return linked

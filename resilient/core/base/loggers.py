@@ -150,7 +150,7 @@ def _trace(error: BaseException) -> str:
     """The last frames and the words of an exception and of what led to it."""
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception as second:  # noqa: BLE001 - a stranger's `__str__`
+    except BaseException as second:  # noqa: BLE001 - a stranger's `__str__`
         text = f"{type(error).__name__} (its traceback cannot be had: {type(second).__name__})"
     return textwrap.indent(masked(plain(text[-LOGGED_TRACEBACK.value :])).rstrip(), _INDENT)
 
@@ -158,7 +158,7 @@ def _trace(error: BaseException) -> str:
 def _text(arg: object) -> str:
     try:
         return str(arg)
-    except Exception as error:  # noqa: BLE001 - a stranger's `__str__`
+    except BaseException as error:  # noqa: BLE001 - a stranger's `__str__`
         return f"{type(arg).__name__} (its text cannot be had: {type(error).__name__})"
 
 

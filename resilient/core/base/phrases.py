@@ -150,6 +150,14 @@ def plain(text: str) -> str:
     return hidden.sub(_written, text.replace("\r\n", "\n")) if hidden.search(text) else text
 
 
+def value_text(value: object) -> str:
+    """The text of a value of the program's own, whose ``__str__`` may raise."""
+    try:
+        return str(value)
+    except BaseException as error:  # noqa: BLE001 - the user's own `__str__`
+        return f"(its text cannot be had: {type(error).__name__})"
+
+
 def one_line(text: str) -> str:
     """`plain` in one line, with single blanks: for codes, names and logs."""
     return " ".join(plain(text).split())

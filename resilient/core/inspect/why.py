@@ -50,6 +50,7 @@ class LastError:
     kind: str | None = None
     code: str | None = None
     at: datetime | None = None
+    is_over: bool = False  # a request went well since then
 
 
 STILL: Final = 1.0  # seconds
@@ -389,15 +390,16 @@ def _breaker_text(stop: Stop, level: Level, since: str, end: str) -> str:
     return f"The circuit of {key} is open{since}; the next probe is at {end}."
 
 
-def left(path: Path, now: datetime) -> Iterator[Reason]:
+def keyless(path: Path, now: datetime) -> Iterator[Reason]:
     """Accounts of the path that workers pass over, because they lack the key of their secrets."""
     for key, error in path.errors.items():
         is_lack = (error.kind, error.code) == (FailureKind.UNDECODABLE, MISSING_KEY)  # no answer has that kind
-        if is_lack and error.at is not None and now - error.at <= LEFT_LATELY:
+        if is_lack and not error.is_over and error.at is not None and now - error.at <= LEFT_LATELY:
+            what, _, _ = error.message.partition(":")
             text = (
                 f"Workers pass over {key}, the last time at {when(error.at, now)}, because they lack the key of its"
                 " secrets; its jobs run on those that have it. If none has, give all keys in RESILIENT_SECRETS to every"
-                f" worker and start it again: {brief(error.message)}"
+                f" worker and start it again: {brief(what)}"
             )
             yield Reason(MISSING_KEY, text, key, error.at)
 
@@ -528,7 +530,7 @@ def why_job(
     if job.state in (JobState.READY, JobState.SCHEDULED):
         stopped_by = list(gates(path, now, job.priority))
         reasons += stopped_by
-        reasons += left(path, now)
+        reasons += keyless(path, now)
         reasons += budgets(path, now)
         if job.state == JobState.READY:
             reasons += line(path, ahead, now, stopped=any(one.code in _GATES for one in stopped_by))
@@ -546,7 +548,7 @@ def why_resource(path: Path, now: datetime, *, example: UUID | None = None) -> W
     """Why the jobs of a resource do not run. ``example``: one that waits."""
     key, waiting = path.key, path.waiting.get(path.key, Count(0))
     stopped_by = list(gates(path, now))
-    reasons = [*stopped_by, *left(path, now)]
+    reasons = [*stopped_by, *keyless(path, now)]
     if not reasons:
         reasons.append(Reason("open", f"Nothing stops {key}.", key))
     first = f", for example {example}" if example is not None else ""

@@ -28,7 +28,7 @@ from resilient.core.base import bounds
 from resilient.core.base.errors import UNCHARGED, Failure, FailureKind, at_scope
 from resilient.core.base.instants import add_seconds, in_utc
 from resilient.core.base.misfit import is_number
-from resilient.core.base.phrases import counted, moment, one_line, plain
+from resilient.core.base.phrases import counted, moment, one_line, plain, value_text
 from resilient.core.base.resource_key import is_below
 from resilient.core.gates.retry_after import resume_at
 from resilient.core.jobs.backoff import DEFAULT_DELAY
@@ -370,7 +370,7 @@ def _delay(failure: Failure | None, retry: Retry, attempt: int, roll: float) -> 
     try:
         return retry.seconds(kind, attempt, roll, failure), ""
     except BaseException as error:  # noqa: BLE001 - a user's function must not lose the job, whatever it raises
-        note = f" (its delay function failed, the default is used: {type(error).__name__}: {error})"
+        note = f" (its delay function failed, the default is used: {type(error).__name__}: {value_text(error)})"
         return DEFAULT_DELAY.seconds(attempt, roll), note
 
 

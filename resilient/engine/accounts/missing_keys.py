@@ -1,8 +1,9 @@
 """Accounts whose secrets need a key that this process lacks, while another process may have it.
 
 It happens when keys are changed, until this process is started anew. A job of such an account goes back, uncharged, to
-be run by another process; this one passes over the account for a minute, and then looks again. The account's gate stays
-open. Where no other worker lives, `Grants` shuts it.
+be run by another process; this one passes over the account for a minute, and then looks again; for longer where there
+are hundreds, so that looking leaves the slots to other jobs. The account's gate stays open. Where no other worker
+lives, `Grants` shuts it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from resilient.core.accounts.tokens import MISSING_KEY
+from resilient.core.accounts.tokens import LONGEST_PASSED_OVER, MISSING_KEY
 from resilient.core.base.errors import FailureKind, ResourceStopped
 from resilient.core.base.loggers import apart
 from resilient.core.base.resource_key import is_below
@@ -28,7 +29,8 @@ GATE: Final = "key"  # of a `ResourceStopped`: this process cannot, others may
 SOON: Final = 1.0  # seconds until another worker may run a job of the account
 LATER: Final = 45.0  # and one that uses the account beside its own: this worker may meet it again
 PASSED_OVER: Final = 60.0  # seconds until this process looks at such an account again
-_MOST: Final = 1_000  # resources that are passed over at once
+LOOKS: Final = 10.0  # such accounts in a second
+_MOST: Final = 20_000  # resources that are passed over at once
 
 
 def left_to_others(stopped: ResourceStopped, resource: str) -> Snoozed | None:
@@ -51,8 +53,12 @@ class MissingKeys:
         is_new = key not in self.resources
         if is_new and len(self.resources) < _MOST:
             self.resources.add(key)
-            asyncio.get_running_loop().call_later(PASSED_OVER, self.resources.discard, key, context=apart())
+            asyncio.get_running_loop().call_later(self.pause(), self.resources.discard, key, context=apart())
         return is_new
+
+    def pause(self) -> float:
+        """Seconds for which one more is passed over: the more there are, the longer."""
+        return min(max(PASSED_OVER, len(self.resources) / LOOKS), LONGEST_PASSED_OVER)
 
     def note_stop(self, stopped: ResourceStopped, account: str, resource: str) -> None:
         """Pass over the resource of a job that was stopped because the key of its own account is missing."""

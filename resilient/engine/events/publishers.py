@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from resilient.core.base.errors import FailureKind, JobFailure, ResourceStopped
 from resilient.core.base.loggers import apart, logger
+from resilient.core.base.phrases import value_text
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.foreign import contained
 from resilient.wire.publishers.base import ConnectionLost, is_away, lost
-from resilient.wire.requests.redact import value_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping

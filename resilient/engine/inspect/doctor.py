@@ -373,7 +373,7 @@ def check_contents(contents: Contents) -> list[Finding]:
         *_check_workers(contents),
         _check_turns(contents),
         *_check_sealed(contents),
-        *_check_left(contents),
+        *_check_keyless_accounts(contents),
         *_check_schedules(contents),
         *_check_rows(contents),
         *_check_neighbours(contents),
@@ -451,13 +451,13 @@ def _check_sealed(contents: Contents) -> Iterator[Finding]:
         )
 
 
-def _check_left(contents: Contents) -> Iterator[Finding]:
-    if contents.left:
-        number = counted(len(contents.left), "account is", "accounts are")
+def _check_keyless_accounts(contents: Contents) -> Iterator[Finding]:
+    if contents.keyless_accounts:
+        number = counted(len(contents.keyless_accounts), "account is", "accounts are")
         yield Finding(
             "missing_key",
             "warn",
-            f"{number} passed over by workers that lack the key of the credentials: {_some(contents.left)}",
+            f"{number} passed over by workers that lack the key of the credentials: {_some(contents.keyless_accounts)}",
             "give every worker all keys (RESILIENT_SECRETS) and start it again; if the key is lost, connect them again",
         )
 

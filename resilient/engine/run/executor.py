@@ -26,8 +26,8 @@ from resilient.core.jobs.outcomes import LEAST_STUCK, HandedBack, Outcome, Succe
 from resilient.engine.ground.foreign import ends_task
 from resilient.engine.run.execution import LEAST_PROLONGED, Execution, SharedCall
 from resilient.engine.run.job import Batch, SyncBatch
+from resilient.engine.run.mishap import explain_bug
 from resilient.engine.run.pipeline import (
-    explain_bug,
     explain_error,
     explain_interruption,
     explain_result,
@@ -78,7 +78,7 @@ class BatchRun(SharedCall):
             self._count_once(one, error)
             try:
                 outcome = explain_result(one, result, reconciling=False) if error is None else explain_error(one, error)
-            except Exception as second:  # noqa: BLE001 - an error of the program's own that cannot be read
+            except BaseException as second:  # noqa: BLE001 - a result of the program's own that cannot be read
                 outcome = explain_bug(one, second)
             if self.thread:
                 with contextlib.suppress(RuntimeError):  # the loop has ended: its worker gave these jobs up

@@ -31,7 +31,6 @@ from resilient.core.base.bounds import RESULT
 from resilient.core.base.errors import (
     BadPayload,
     Cancel,
-    DatabaseBusy,
     Failure,
     FailureKind,
     JobFailure,
@@ -41,7 +40,7 @@ from resilient.core.base.errors import (
     chain,
 )
 from resilient.core.base.loggers import logger
-from resilient.core.base.phrases import error_line, plain
+from resilient.core.base.phrases import error_line, plain, value_text
 from resilient.core.jobs import marks
 from resilient.core.jobs.decide import decide
 from resilient.core.jobs.outcomes import (
@@ -70,10 +69,11 @@ from resilient.engine.run.completer import Completer
 from resilient.engine.run.execution import begin_call, elapsed, end_span
 from resilient.engine.run.job import Job, SyncJob
 from resilient.engine.run.lease import require_lease
+from resilient.engine.run.mishap import explain_bug, explain_trouble
 from resilient.store.db import trouble
 from resilient.store.jobs.finishing import Finish
 from resilient.wire.requests.explain import Explained, explain
-from resilient.wire.requests.redact import scrub, text_of, value_text, without_secrets_in_code
+from resilient.wire.requests.redact import scrub, text_of, without_secrets_in_code
 from resilient.wire.requests.sockets import Line, using
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ async def run_job(execution: Execution, wire: Wire, threads: ThreadPool) -> Outc
             result = await result
     except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the job, not the worker
         uncancel(execution)
-        outcome = explain_error(execution, error if execution.work is None else two_phase.named(error))
+        outcome = explain_error(execution, error)
         if execution.work is not None and not execution.thread:
             await two_phase.roll_back(execution)
             uncancel(execution)
@@ -313,13 +313,22 @@ def _job(execution: Execution, payload: Any, wire: Wire) -> Job[Any] | SyncJob[A
 
 def explain_result(execution: Execution, result: Any, *, reconciling: bool) -> Outcome:
     """What a handler's return value means; ``reconciling``: it is its reconcile hook's."""
-    if isinstance(result, (Snooze, Cancel)):
-        return _explain_return(result, execution.secrets())
-    if inspect.isawaitable(result):
-        return _never_ran(result)
+    try:
+        if (word := _word_of(execution, result)) is not None:
+            return word
+    except BaseException as error:  # noqa: BLE001 - a lazy value asks what it stands for, and that raises
+        if not reconciling:
+            return _leave_out(execution, f"it cannot be read ({type(error).__name__}: {type(result).__name__})")
     if reconciling:
         return Reconciled(took_effect=result)
     return SUCCEEDED if result is None else _keep(execution, result)
+
+
+def _word_of(execution: Execution, result: Any) -> Outcome | None:
+    """What a return value means that is no result."""
+    if isinstance(result, (Snooze, Cancel)):
+        return _explain_return(result, execution.secrets())
+    return _never_ran(result) if inspect.isawaitable(result) else None
 
 
 def _keep(execution: Execution, result: Any) -> Outcome:
@@ -354,7 +363,14 @@ def _never_ran(result: Any) -> Outcome:
 
 
 def explain_error(execution: Execution, error: BaseException) -> Outcome:
-    """What an exception that left a handler means."""
+    """What an exception that left a handler means. One that cannot be read, because it raises itself, is a bug."""
+    try:
+        return _explain_error(execution, error if execution.work is None else two_phase.named(error))
+    except BaseException as second:  # noqa: BLE001 - its `__bool__`, say: the job has an end all the same
+        return explain_bug(execution, second)
+
+
+def _explain_error(execution: Execution, error: BaseException) -> Outcome:
     if isinstance(error, asyncio.CancelledError) and execution.reason is not None:
         return explain_interruption(execution)
     if execution.lost or (isinstance(error, (LostLease, NoThread)) and execution.reason != "timeout"):
@@ -390,7 +406,7 @@ def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None
     for one in chain(error):
         if isinstance(one, (Snooze, Cancel)):
             return _explain_return(one, execution.secrets())
-        if _is_databases(one):
+        if trouble.is_of_database(one) or (isinstance(one, ResourceStopped) and one.gate == "database"):
             return explain_trouble(one, execution)
         if isinstance(one, ResourceStopped):
             return left_to_others(one, execution.resource_key) or _deferred(one)
@@ -401,24 +417,6 @@ def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None
 
 def _deferred(stopped: ResourceStopped) -> Deferred:
     return Deferred(stopped.resource, stopped.gate, stopped.until, value_text(stopped))
-
-
-def _is_databases(error: BaseException) -> bool:
-    return trouble.is_of_database(error) or (isinstance(error, ResourceStopped) and error.gate == "database")
-
-
-def explain_trouble(error: BaseException, execution: Execution | None = None) -> Failed:
-    """The engine's own database was away, busy or full: nothing is charged, unless a repeat might do something twice.
-
-    What was answered without a provider's key would be sent again with the handler: it took effect, and nothing that
-    was to be written beside it has been.
-    """
-    code = "busy" if isinstance(error, DatabaseBusy) else "unreachable"
-    effect = None if execution is None else execution.effect
-    if effect is None:
-        return Failed(Failure(FailureKind.DATABASE, code=code, counts_for_breaker=False), text_of(error))
-    failure = Failure(FailureKind.AMBIGUOUS, code=f"database_{code}", counts_for_breaker=False)
-    return Failed(failure, f"{effect} was answered, and then the engine's database failed the job: {text_of(error)}")
 
 
 def explain_interruption(execution: Execution) -> Outcome:
@@ -453,14 +451,6 @@ def stuck_text(execution: Execution) -> str:
 
 def _late(execution: Execution) -> str:
     return f"took longer than its timeout of {execution.handler.timeout:g} s"
-
-
-def explain_bug(execution: Execution, error: BaseException) -> Outcome:
-    """What it means that the engine itself failed over an execution."""
-    if any(_is_databases(one) for one in chain(error)):
-        return explain_trouble(error, execution)
-    text = execution.doubt_effect() + text_of(error)
-    return Failed(Failure(FailureKind.BUG, code=type(error).__name__), text, trace(error, execution.handler.sealed))
 
 
 def _explain_return(word: Snooze | Cancel, secrets: Iterable[str]) -> Outcome:

@@ -24,6 +24,7 @@ from resilient.core.base.errors import (
     SetupError,
     chain,
 )
+from resilient.core.base.phrases import value_text
 from resilient.core.base.tracing import TRACEPARENT, TRACESTATE
 from resilient.core.events.message import RESOURCE, Message, decode
 from resilient.engine.events.outbox import PREFIX
@@ -31,7 +32,6 @@ from resilient.engine.ground.kinds import Handler
 from resilient.engine.run.job import backend_of
 from resilient.store.db import trouble
 from resilient.wire.publishers.base import ConnectionLost, Unsendable, destination, is_away, lost
-from resilient.wire.requests.redact import value_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,7 +170,7 @@ class _Delivery:
         except Exception as error:  # noqa: BLE001 - whatever was raised, this event ends with it
             failure = _count(job, self._name, error)
             charge = _make_repeatable(error, failure)
-            if isinstance(charge, ConnectionLost) or (failure is not None and is_away(failure)):
+            if _is_lost(charge) or (failure is not None and is_away(failure)):
                 charge = self._strike(charge)
             elif _is_answer(error, failure):
                 self._note_answer()
@@ -233,6 +233,11 @@ def _count_success(job: Job[str], name: str, message: Message) -> None:
 
 
 # A failure says that the destination is away (`is_away`), or that it is there (`_is_answer`), or nothing about it.
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether the connection is gone, and not because the destination closed it over one event."""
+    return isinstance(error, ConnectionLost) and is_away(error.failure)
 
 
 def _is_answer(error: Exception, failure: Failure | None) -> bool:

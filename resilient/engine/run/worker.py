@@ -34,7 +34,7 @@ from resilient.engine.ground.garbage import rare_collections
 from resilient.engine.ground.ground import DEFAULT_CONCURRENCY, GRACE, LEASE, STUCK_PATIENCE
 from resilient.engine.ground.providers import warn_of_roots
 from resilient.engine.ground.sessions import Transactions, Writer
-from resilient.engine.ground.signals import SignalCount, stop_signals
+from resilient.engine.ground.signals import SignalCount, hear
 from resilient.engine.jobs.waiting import checked_timeout
 from resilient.engine.run.backend import Wire
 from resilient.engine.run.dispatcher import Dispatcher, Shares
@@ -192,20 +192,20 @@ class Worker:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, *, signals: bool = True) -> None:
-        """Work until `stop` (or one of `stop_signals`); then finish or hand back what is running, and return.
+        """Work until `stop` (or a signal, see `hear`); then finish or hand back what is running, and return.
 
         ``signals=False`` in a process that is not the worker's alone: signals and garbage collection stay as they are.
         """
         loop = asyncio.get_running_loop()
-        handled = self._on_signals(loop) if signals else []
+        leave = hear(loop, self._signalled) if signals else None
         try:
             if not await self._until_ready():
                 return
             with rare_collections() if signals else contextlib.nullcontext():
                 await self._run()
         finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+            if leave is not None:
+                leave()
         log.info("worker %s stopped after %s", self.id, counted(self.executions, "execution"))
 
     async def _until_ready(self) -> bool:
@@ -296,16 +296,6 @@ class Worker:
         self._handed_back.set()
         self._interrupt_all()
         self.stop()
-
-    def _on_signals(self, loop: asyncio.AbstractEventLoop) -> list[int]:
-        handled: list[int] = []
-        for number in stop_signals():
-            try:
-                loop.add_signal_handler(number, self._signalled)
-                handled.append(number)
-            except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
-                break
-        return handled
 
     def _signalled(self) -> None:
         number = self._signals.next()

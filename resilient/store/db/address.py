@@ -216,8 +216,11 @@ def reason(error: DBAPIError, url: URL) -> str:
 
 def _place(name: str) -> str:
     """What may be wrong with the place of a SQLite file: SQLite's own messages tell no full disk from a broken one."""
-    folder = Path(name.removeprefix("file:").partition("?")[0]).absolute().parent
+    path = Path(name.removeprefix("file:").partition("?")[0]).absolute()
+    folder = path.parent
     try:
+        if path.is_dir():  # as container runtimes make one where the file to be mounted does not exist
+            return " (it is a folder: correct the address, or the mount)"
         free = shutil.disk_usage(folder).free
         is_read_only = os.name == "posix" and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     except OSError as error:

@@ -107,7 +107,7 @@ class Contents:
     stranded: int  # keys with a ready job and no turn
     overdue: Sequence[tuple[str, datetime]] = ()  # schedules that should have ticked, and since when
     keyless: int = 0  # jobs that wait for the key of their payload, in a sample of those that are due next
-    left: Sequence[str] = ()  # accounts that workers passed over lately because they lack a key
+    keyless_accounts: Sequence[str] = ()  # that workers passed over lately because they lack a key
 
 
 def server(c: Connection, d: Dialect, long: float = 60.0) -> Server:
@@ -207,6 +207,7 @@ def _left(c: Connection, d: Dialect, now: datetime) -> list[str]:
 
 _LEFT: Final = (  # no index has these columns: all rows are read
     "SELECT key FROM {resource} WHERE last_error_kind = :kind AND last_error_code = :code AND last_error_at >= :since"
+    " AND (last_success_at IS NULL OR last_success_at <= last_error_at)"
     f" ORDER BY key LIMIT {_SAMPLE}"
 )
 _BUSY: Final = "('{job}'::regclass, '{turn}'::regclass, '{resource}'::regclass, '{rate_limit}'::regclass)"

@@ -557,7 +557,7 @@ def workers(c: Connection, d: Dialect, *, limit: int = 200) -> list[WorkerRow]:
 
 # -- one account: what happened there ----------------------------------------------------------------------------------
 
-_AUDITED: Final = 5_000  # of the latest changes
+AUDITED: Final = 5_000  # of the latest changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,7 +575,7 @@ def past(c: Connection, d: Dialect, key: str, jobs: Sequence[UUID], *, limit: in
         c,
         "SELECT id, at, who, via, action, subject, why, outcome FROM (SELECT * FROM {audit} ORDER BY id DESC"
         " LIMIT :some) AS latest WHERE subject = :key ORDER BY id DESC LIMIT :limit",
-        {"some": _AUDITED, "key": key, "limit": limit},
+        {"some": AUDITED, "key": key, "limit": limit},
         id=None, at=TIME, who=None, via=None, action=None, subject=None, why=None, outcome=JSON,
     )  # fmt: skip
     attempts = [(one, attempt) for one in jobs for attempt in queries.attempts(c, d, one, limit=limit)]

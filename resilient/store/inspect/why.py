@@ -101,9 +101,14 @@ def _errors(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, LastErr
     t = RESOURCE.c
     rows = d.execute(
         c,
-        sa.select(t.key, t.last_error, t.last_error_kind, t.last_error_code, t.last_error_at).where(
-            t.key.in_(keys), t.last_error.is_not(None)
-        ),
+        sa.select(
+            t.key,
+            t.last_error,
+            t.last_error_kind,
+            t.last_error_code,
+            t.last_error_at,
+            sa.func.coalesce(t.last_success_at > t.last_error_at, sa.false()),
+        ).where(t.key.in_(keys), t.last_error.is_not(None)),
     )
     return {row.key: LastError(*tuple(row)[1:]) for row in rows}
 

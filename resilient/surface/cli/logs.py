@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
+import threading
 import traceback
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,7 +26,7 @@ import typer
 from resilient.core.base.bounds import LOGGED_TEXT, LOGGED_TRACEBACK
 from resilient.core.base.errors import InvalidInput, ResilientError
 from resilient.core.base.loggers import FIELDS, MASK, PREFIX, label_records, logger, masked
-from resilient.core.base.phrases import in_json, plain
+from resilient.core.base.phrases import brief, in_json, plain
 from resilient.surface.cli.exits import line_of, status_of
 from resilient.surface.cli.hints import hinted
 
@@ -42,7 +44,7 @@ _NAME: Final = 100  # characters of an extra's name
 _USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def set_up(shape: Shape, log_level: str, options: Mapping[str, str]) -> None:
+def set_up(shape: Shape, log_level: str, options: Mapping[str, str] | None = None) -> None:
     """Let the process log in this shape, commands with these options (`hints`). Raises `InvalidInput`."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
@@ -53,8 +55,31 @@ def set_up(shape: Shape, log_level: str, options: Mapping[str, str]) -> None:
     if shape == "json":
         label_records()
         logging.captureWarnings(capture=True)
+    _catch_what_nobody_catches()
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter(options) if shape == "json" else TextFormatter(options))
+
+
+def _catch_what_nobody_catches() -> None:
+    """Let what ends a thread, or fails where nobody can catch it, be a record: Python writes it as it is, past the log.
+
+    A hook of the program's own stays.
+    """
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _thread_died
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _not_raised
+
+
+def _thread_died(what: threading.ExceptHookArgs) -> None:
+    if not isinstance(what.exc_value, SystemExit):
+        name = "?" if what.thread is None else what.thread.name
+        log.error("thread %s ended by an error that nobody caught", name, exc_info=what.exc_value)
+
+
+def _not_raised(what: sys.UnraisableHookArgs) -> None:
+    text = what.err_msg or "an error that nobody can catch, in"
+    log.error("%s: %s", text, brief(_text(what.object), _NAME), exc_info=what.exc_value)
 
 
 @contextmanager

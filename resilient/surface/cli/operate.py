@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from resilient.core.accounts.tokens import UNREADABLE
 from resilient.core.alerts.words import begun
 from resilient.core.base.bounds import bounds
 from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, SetupError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.alerts.overview import Overview, Trouble
+    from resilient.core.alerts.rules import AlertInfo
     from resilient.core.inspect.retention import Pruned
     from resilient.core.inspect.why import WorkerSeen
     from resilient.core.jobs.records import AuditInfo
@@ -294,7 +296,7 @@ def _next_try(at: datetime, now: datetime) -> str:
 
 def _show_alerts(run: Context, view: Overview) -> None:
     """Alerts that last, without those that the lines above show already."""
-    others = [one for one in view.alerts if one.name not in _SHOWN]
+    others = [one for one in view.alerts if not _is_above(one, view)]
     if not others:
         return
     looked = view.at if any(not one.stopping for one in view.workers) else max(one.last_at for one in others)
@@ -305,6 +307,14 @@ def _show_alerts(run: Context, view: Overview) -> None:
         run.out.paragraph(notice.text, indent=2)
     if len(notices) > 10:  # noqa: PLR2004 - a screenful
         run.out.say(f"  ... and {len(notices) - 10} more", style="dim")
+
+
+def _is_above(alert: AlertInfo, view: Overview) -> bool:
+    """Whether the lines above show it; those of an account that workers pass over for want of a key do not."""
+    if alert.detail.get("auth") == UNREADABLE:
+        provider = alert.subject.partition("/")[0]
+        return any((one.provider, one.gate, one.code) == (provider, "auth", UNREADABLE) for one in view.stopped)
+    return alert.name in _SHOWN
 
 
 _MOST_LEARNT: Final = 10  # lines

@@ -5,6 +5,7 @@ its `connect` on its own event loop and gets a `Publisher`. ``publish`` returns 
 relay calls it for many events at once, but never for two of one key. What it raises says what becomes of the event:
 
 - `lost(...)`: the connection is unusable; the event is sent again later, over a new one;
+- `cut_off(...)`: the same, but the destination is there: it closed the connection over what one event asked for;
 - `refused(...)`: the destination did not take the event, and the connection is usable; the event is sent again later;
 - `Throttled`: all events for this destination wait;
 - `Permanent`: the event can never be taken; it is dead at once (`Unsendable`: nothing of it was sent).
@@ -124,6 +125,11 @@ async def close_unopened(close: Callable[[], Awaitable[Any]]) -> None:
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
+
+
+def cut_off(message: str, code: str) -> ConnectionLost:
+    """The error for a connection that its destination closed over one event: others are welcome over a new one."""
+    return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=False))
 
 
 def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:

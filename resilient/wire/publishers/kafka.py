@@ -2,6 +2,9 @@
 
 An idempotent producer's own retries make no duplicates and keep a partition's order. It does not know what another
 producer sent before: an event that is sent again after a crash is in the topic twice.
+
+A broker refuses a whole batch over one record, and counts none of its records. The library counts them, so its next
+batch for that partition would be refused as out of order: after a refusal another producer takes over.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, close_unopened, cut_off, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
 _OF_TOPIC: Final = frozenset({"UnknownTopicOrPartitionError", "TopicAuthorizationFailedError", "InvalidTopicError"})
 _REFUSED: Final = _OF_TOPIC | {"PolicyViolationError", "NotEnoughReplicasError", "NotEnoughReplicasAfterAppendError"}
+# Of one record, or of another of its batch. What the library does not know, as `INVALID_RECORD`, is an `UnknownError`.
+_OF_RECORD: Final = frozenset({
+    "CorruptRecordException", "InvalidTimestampError", "UnsupportedForMessageFormatError", "UnknownError",
+})  # fmt: skip
+# What the batches behind a refused one end in.
+_OUT_OF_ORDER: Final = frozenset({"OutOfOrderSequenceNumber", "UnknownProducerId", "ProducerFenced"})
 _PART: Final = 0.8  # of the time for an event: the library waits so long for a topic, and says then what is missing
 
 
@@ -106,6 +115,11 @@ def _failure(error: Exception, *, ill: bool) -> JobFailure:
     name = type(error).__name__
     if name in _TOO_LARGE:
         return Permanent(f"Kafka cannot take the event: {error}", code=name)
+    if name in _OF_RECORD:
+        hint = " (a compacted topic, for one, takes no event without a key)" if name == "UnknownError" else ""
+        return cut_off(f"Kafka did not take the event, or one that was sent with it: {error}{hint}", name)
+    if name in _OUT_OF_ORDER:
+        return cut_off(f"Kafka refused an event before this one: {error}", name)
     if name in _REFUSED:
         return refused(f"Kafka did not take the event: {error}", name, ill=ill or name not in _OF_TOPIC)
     return lost(f"Kafka is not there: {name}: {error}", "broker_down")

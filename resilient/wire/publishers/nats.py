@@ -7,7 +7,9 @@ once: a server writes to its disk every two minutes unless ``sync_interval`` say
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +18,16 @@ from resilient.core.base.misfit import explained_class
 from resilient.wire.publishers.base import Destination, Unsendable, close_unopened, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from resilient.core.events.message import Message
 
 _FRAME: Final = b"NATS/1.0\r\n\r\n"  # around a message's headers
 _TOO_LARGE: Final = 10_054  # of JetStream's errors: larger than the stream's `max_msg_size`
+# No room on the server or in the account, whichever the stream: for the account's limit, the disk, the memory, either.
+_NO_ROOM: Final = frozenset({10_002, 10_023, 10_028, 10_047})
+_DENIED: Final = "permissions violation"
+_DENIED_SUBJECT: Final = re.compile(r'permissions violation for publish to "(.*)"')
 
 
 @explained_class
@@ -43,7 +49,7 @@ class Nats(Destination):
 
     async def connect(self) -> _JetStream:
         """See `Destination`."""
-        connection = extra("nats", "nats").NATS()
+        connection, denials = extra("nats", "nats").NATS(), _Denials()
         try:
             # Its own reconnecting would hold events back in memory: ours are safe where they are.
             await connection.connect(
@@ -52,19 +58,19 @@ class Nats(Destination):
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0.1,
                 connect_timeout=self.timeout,
-                error_cb=_quiet,
+                error_cb=denials.note,
             )
         except BaseException as error:
             await close_unopened(connection.close)
             if not isinstance(error, Exception):  # it took too long
                 raise
             raise lost(f"NATS is not there: {type(error).__name__}: {error}", "broker_down") from error
-        return _JetStream(self, connection)
+        return _JetStream(self, connection, denials)
 
 
 class _JetStream:
-    def __init__(self, destination: Nats, connection: Any) -> None:
-        self._destination, self._connection = destination, connection
+    def __init__(self, destination: Nats, connection: Any, denials: _Denials) -> None:
+        self._destination, self._connection, self._denials = destination, connection, denials
         self._stream = connection.jetstream(timeout=destination.timeout)
 
     async def publish(self, message: Message) -> None:
@@ -74,11 +80,16 @@ class _JetStream:
         if self._destination.stream is not None:
             headers["Nats-Expected-Stream"] = self._destination.stream
         _check_size(message.body, headers, self._connection.max_payload)
+        ill, reasons = is_fixed(self._destination.subject), list[str]()
         try:
-            await self._stream.publish(subject, message.body, headers=headers)
+            async with asyncio.timeout(None) as end:
+                with self._denials.watched(subject, end, reasons):
+                    await self._stream.publish(subject, message.body, headers=headers)
         except Exception as error:
-            connected, ill = self._connection.is_connected, is_fixed(self._destination.subject)
-            raise _failure(error, connected=connected, ill=ill) from error
+            if reasons:
+                ill = ill or not _DENIED_SUBJECT.search(reasons[0])
+                raise refused(f"NATS did not take the event: {reasons[0]}", "no_permission", ill=ill) from error
+            raise _failure(error, connected=self._connection.is_connected, ill=ill) from error
 
     async def close(self) -> None:
         """See `Publisher`."""
@@ -103,9 +114,42 @@ def _failure(error: Exception, *, connected: bool, ill: bool) -> JobFailure:
     if connected and name == "NoStreamResponseError":
         return refused("no JetStream stream listens to the event's subject, or JetStream is off", "no_stream", ill=ill)
     if connected and name not in ("TimeoutError", "ConnectionClosedError", "ConnectionDrainingError"):
-        return refused(f"JetStream did not take the event: {error}", str(getattr(error, "err_code", None) or name))
+        code = getattr(error, "err_code", None)
+        ill = ill or code in _NO_ROOM
+        return refused(f"JetStream did not take the event: {error}", str(code or name), ill=ill)
     return lost(f"NATS is not there: {name}: {error}", "broker_down")
 
 
-async def _quiet(_: Exception) -> None:
-    """Ignore an error of the connection: the next publish meets it."""
+class _Denials:
+    """What the server says of missing rights: it answers no publish with that, so each would wait in vain.
+
+    Other errors of the connection are ignored: the next publish meets them.
+    """
+
+    def __init__(self) -> None:
+        # By subject, in small letters as the library tells it: what ends each publish, and what was said about it.
+        self._under_way: dict[str, dict[asyncio.Timeout, list[str]]] = {}
+
+    @contextlib.contextmanager
+    def watched(self, subject: str, end: asyncio.Timeout, reasons: list[str]) -> Iterator[None]:
+        """A block that publishes to a subject; if the server says that it may not, that is in the list, and it ends."""
+        same = self._under_way.setdefault(subject.lower(), {})
+        same[end] = reasons
+        try:
+            yield
+        finally:
+            del same[end]
+            if not same:
+                self._under_way.pop(subject.lower(), None)
+
+    async def note(self, error: Exception) -> None:
+        """End what the server denied: publishing to one subject, or (no answer can be received) everything."""
+        text = str(error).lower().removeprefix("nats: ")
+        if _DENIED not in text:
+            return
+        match = _DENIED_SUBJECT.search(text)
+        for subject in [match[1]] if match else list(self._under_way):
+            for end, reasons in self._under_way.get(subject, {}).items():
+                if not reasons:
+                    reasons.append(text)
+                    end.reschedule(0)

@@ -2,6 +2,9 @@
 
 A confirm alone says only that the exchange took the message: one that no queue is bound for is confirmed and thrown
 away. So messages are mandatory, and a returned one is a failure (https://www.rabbitmq.com/docs/confirms).
+
+A broker closes the channel over a routing key that the user may not write to, with all that is under way there. From
+then on events with that routing key go one by one, each over a channel of its own, until it takes one.
 """
 
 from __future__ import annotations
@@ -13,19 +16,54 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from resilient.core.base.errors import Permanent
+from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
 from resilient.core.events.message import CONTENT_TYPE
-from resilient.wire.publishers.base import Destination, Unsendable, close_unopened, extra, fill, lost, refused
+from resilient.wire.publishers.base import (
+    Destination,
+    Unsendable,
+    close_unopened,
+    cut_off,
+    extra,
+    fill,
+    is_fixed,
+    lost,
+    refused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilient.core.base.errors import JobFailure
     from resilient.core.events.message import Message
 
 _LONGEST_KEY: Final = 255  # bytes, says AMQP
 _MAX_SIZE: Final = re.compile(r"\bmax size (\d+)")
+_DENIED_KEY: Final = re.compile(r"access to topic '(.*)' in exchange", re.DOTALL)
+_MOST_DENIED: Final = 1_000  # routing keys that are remembered
+# What an event ends in whose channel was closed over another one: with it, behind it, or when the client wrote to it.
+_CUT_OFF: Final = frozenset({
+    "ChannelAccessRefused", "ChannelPreconditionFailed", "ChannelInvalidStateError", "ConnectionChannelError",
+})  # fmt: skip
+
+
+class _Denied:
+    """The routing keys over which the broker closed a channel: the next connection must know them too."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, None] = {}  # the oldest first
+
+    def __contains__(self, routing_key: str) -> bool:
+        return routing_key in self._keys
+
+    def add(self, routing_key: str) -> None:
+        """Note one; of too many the oldest is forgotten."""
+        self._keys[routing_key] = None
+        while len(self._keys) > _MOST_DENIED:
+            del self._keys[next(iter(self._keys))]
+
+    def forget(self, routing_key: str) -> None:
+        """Note that the broker has let an event with it pass."""
+        self._keys.pop(routing_key, None)
 
 
 @explained_class
@@ -40,6 +78,7 @@ class RabbitMQ(Destination):
     url: str = field(repr=False)
     exchange: str = ""
     routing_key: str | Callable[[Message], str] = "{type}"
+    denied: _Denied = field(default_factory=_Denied, init=False, repr=False, compare=False)
 
     def require(self) -> None:
         """See `Destination`."""
@@ -51,24 +90,29 @@ class RabbitMQ(Destination):
         connection = None
         try:
             connection = await aio_pika.connect(self.url, timeout=self.timeout)
-            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-            exchange = (
-                await channel.get_exchange(self.exchange, ensure=True) if self.exchange else (channel.default_exchange)
-            )
+            exchange = await _open(connection, self.exchange, ensure=True)
+            channel = await exchange.channel.get_underlay_channel()
         except BaseException as error:  # the library's errors have no common root
             if connection is not None:
                 await close_unopened(connection.close)
             if not isinstance(error, Exception):  # it took too long
                 raise
             raise _failure(error, self.exchange) from error
-        return _Exchange(self, aio_pika, connection, exchange)
+        return _Exchange(self, aio_pika, connection, exchange, channel)
+
+
+async def _open(connection: Any, name: str, *, ensure: bool = False) -> Any:
+    """An exchange, over a channel of its own; ``ensure``: raise the library's error if there is none."""
+    channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+    return await channel.get_exchange(name, ensure=ensure) if name else channel.default_exchange
 
 
 class _Exchange:
-    def __init__(self, destination: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any) -> None:
+    def __init__(self, destination: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any, channel: Any) -> None:
         self._destination, self._aio_pika = destination, aio_pika
-        self._connection, self._exchange = connection, exchange
+        self._connection, self._exchange, self._channel = connection, exchange, channel
         self._under_way: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by event
+        self._apart = asyncio.Lock()  # for one event at a time that may cost its channel
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the broker's confirm."""
@@ -92,10 +136,45 @@ class _Exchange:
         alone = self._under_way.setdefault(message.id, asyncio.Lock())
         try:
             async with alone:
-                await self._exchange.publish(sent, to, mandatory=True)
+                if to in self._destination.denied:
+                    await self._publish_apart(sent, to)
+                else:
+                    await self._exchange.publish(sent, to, mandatory=True)
+        except JobFailure:
+            raise
         except Exception as error:
-            _check_size(message.body, error)
-            raise _failure(error, self._destination.exchange) from error
+            raise self._judge(error, message.body) from error
+
+    async def _publish_apart(self, sent: Any, to: str) -> None:
+        """Publish over a channel of its own, which this may cost."""
+        async with self._apart:
+            exchange = await _open(self._connection, self._destination.exchange)
+            try:
+                await exchange.publish(sent, to, mandatory=True)
+            except Exception as error:
+                if _denied_key(error) == to:
+                    raise refused(f"RabbitMQ did not take the event: {error}", "no_permission") from error
+                raise
+            finally:
+                await close_unopened(exchange.channel.close)
+        self._destination.denied.forget(to)
+
+    def _judge(self, error: Exception, body: bytes) -> JobFailure:
+        """What an error means; if a channel is closed over one event, all that is under way there ends in its error."""
+        if (too_large := _too_large(error, body)) is not None:
+            return too_large
+        why = self._why_closed() or error
+        denied = None if is_fixed(self._destination.routing_key) else _denied_key(why)
+        if denied is not None:
+            self._destination.denied.add(denied)
+        if type(error).__name__ in _CUT_OFF and (denied is not None or _MAX_SIZE.search(str(why))):
+            return cut_off(f"RabbitMQ closed the channel over one event: {why}", "channel_closed")
+        return _failure(error, self._destination.exchange)
+
+    def _why_closed(self) -> BaseException | None:
+        """The error that closed the channel: what begins behind it is told only that it is closed."""
+        closing = self._channel.closing
+        return closing.exception() if closing.done() and not closing.cancelled() else None
 
     async def close(self) -> None:
         """See `Publisher`."""
@@ -103,17 +182,21 @@ class _Exchange:
             await self._connection.close()
 
 
-def _check_size(body: bytes, error: Exception) -> None:
-    """Raise `Permanent` for a body that the broker finds too large.
+def _denied_key(error: BaseException) -> str | None:
+    """The routing key that the user may not write to, if a channel was closed over that."""
+    match = _DENIED_KEY.search(str(error)) if type(error).__name__ == "ChannelAccessRefused" else None
+    return None if match is None else match[1]
 
-    It closes the channel over it, so everything that is under way there ends in the same error.
-    """
+
+def _too_large(error: Exception, body: bytes) -> Permanent | None:
+    """The failure of an event whose body the broker finds too large."""
     most = _MAX_SIZE.search(str(error)) if type(error).__name__ == "ChannelPreconditionFailed" else None
     if most is not None and len(body) > int(most[1]):
-        raise Permanent(
+        return Permanent(
             f"RabbitMQ cannot take the event: it has {len(body):,} bytes, at most {int(most[1]):,} fit",
             code="too_large",
-        ) from error
+        )
+    return None
 
 
 def _failure(error: Exception, exchange: str) -> JobFailure:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from resilient.core.events.message import Message
 
 _CONNECTIONS: Final = 16  # each carries one event at a time
+_OF_CLASS: Final = {  # errors that have a class of their own are told without their word
+    "NoPermissionError": "NOPERM", "OutOfMemoryError": "OOM", "MovedError": "MOVED", "AskError": "ASK",
+    "TryAgainError": "TRYAGAIN", "ClusterDownError": "CLUSTERDOWN", "ClusterCrossSlotError": "CROSSSLOT",
+    "MasterDownError": "MASTERDOWN",
+}  # fmt: skip
 
 
 @explained_class
@@ -80,6 +85,14 @@ def _failure(error: Exception, *, ill: bool) -> JobFailure:
         return lost("Redis did not take the event: the server is a replica", "READONLY")
     answered = any(cls.__name__ == "ResponseError" for cls in type(error).__mro__)
     if answered:  # WRONGTYPE, OOM, NOPERM: an operator mends the server, so the events must wait and not die
-        code = str(error).partition(" ")[0][:40]
-        return refused(f"Redis did not take the event: {error}", code, ill=ill or code != "WRONGTYPE")
+        code = _code(error)
+        text = str(error).removeprefix(f"{code} ")
+        of_stream = code == "WRONGTYPE" or (code == "NOPERM" and "to run the" not in text)  # not of the command
+        return refused(f"Redis did not take the event: {code} {text}", code, ill=ill or not of_stream)
     return lost(f"Redis is not there: {name}: {error}", "broker_down")
+
+
+def _code(error: Exception) -> str:
+    """The word in capitals that Redis begins an error with; the library takes some of these words out of the text."""
+    word = _OF_CLASS.get(type(error).__name__) or str(error).partition(" ")[0]
+    return word[:40] if word.isupper() and word.isascii() else "ERR"

@@ -46,6 +46,57 @@ def _refusal(host: str, address: str) -> Unsendable:
     )
 
 
+_AT_ONCE: Final = 1_024  # bytes that are read at once
+_LONGEST_ANSWER: Final = 64 * 1024  # bytes
+
+
+class _ShortAnswers(httpcore.AnyIOBackend):
+    """Connections over which an answer comes in small portions, and up to a length.
+
+    The receiver is a stranger. Reading costs time by the part, not by the byte: a chunk may have one byte, and before
+    the answer any number of interim ones may come. While such parts are here already, nothing else would run.
+    """
+
+    async def connect_tcp(self, *args: Any, **words: Any) -> httpcore.AsyncNetworkStream:
+        """See httpcore."""
+        return _ShortAnswer(await super().connect_tcp(*args, **words))
+
+
+class _ShortAnswer(httpcore.AsyncNetworkStream):
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._inner, self._room = stream, _LONGEST_ANSWER
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - httpcore's
+        """See httpcore."""
+        await asyncio.sleep(0)  # the others' turn: where something is here already, reading does not wait
+        part = await self._inner.read(min(max_bytes, _AT_ONCE), timeout)
+        self._room -= len(part)
+        if self._room < 0:
+            raise httpcore.ReadError(f"its answer is longer than {_LONGEST_ANSWER:,} bytes")
+        return part
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - httpcore's
+        """See httpcore."""
+        self._room = _LONGEST_ANSWER
+        await self._inner.write(buffer, timeout)
+
+    async def start_tls(self, *args: Any, **words: Any) -> httpcore.AsyncNetworkStream:
+        """See httpcore."""
+        return _ShortAnswer(await self._inner.start_tls(*args, **words))
+
+    async def aclose(self) -> None:
+        """See httpcore."""
+        await self._inner.aclose()
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest is the stream's: also where `resilient.wire.requests.pool` looks for what nobody has read."""
+        return getattr(self._inner, name)
+
+    def get_extra_info(self, info: str) -> Any:
+        """See httpcore."""
+        return self._inner.get_extra_info(info)
+
+
 def transport(allow: Iterable[str], context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
     """An httpx transport to public addresses: no proxy, nothing from the environment, a connection for each request."""
     made = httpx.AsyncHTTPTransport(verify=context, trust_env=False)
@@ -53,7 +104,7 @@ def transport(allow: Iterable[str], context: ssl.SSLContext) -> httpx.AsyncHTTPT
         ssl_context=context,
         max_connections=None,  # who waits for one takes that for the silence of the receiver
         keepalive_expiry=4.0,
-        network_backend=PublicNetwork(allow, _refusal),
+        network_backend=PublicNetwork(allow, _refusal, _ShortAnswers()),
     )
     keep_apart(made)
     return made

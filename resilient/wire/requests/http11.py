@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 64 * 1024  # bytes that are read at once
 _LONGEST_HEAD: Final = 100 * 1024
 _SWITCHING: Final = 101
+_PARTS: Final = 100  # of an answer between two turns of the loop: what is here already is read without waiting
+_MOST_INTERIM: Final = 1_000  # interim answers (100 to 199) before the answer
 _SUCCESS: Final = range(200, 300)
 _DEFAULT_PORTS: Final = {b"http": 80, b"https": 443}
 _ENDED: Final = "the connection ended, or something came, before a byte was sent"
@@ -48,6 +50,7 @@ class Connection:
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         self._stream: Any = None
         self._answer: h11.Response | h11.InformationalResponse | None = None  # its head, if it came early
+        self._interim = 0  # answers before the answer
         self._resting_until: float | None = None  # None: in use, or new
         self._closed = False
 
@@ -57,7 +60,7 @@ class Connection:
         self, request: httpx.Request, body: httpx.AsyncByteStream, look: Look | None = None
     ) -> httpx.Response:
         """Send ``request`` and read the head of its answer, whose stream, ``body``, asks for `body` and then `end`s."""
-        self._resting_until = None
+        self._resting_until, self._interim = None, 0
         try:
             is_new = self._stream is None
             if is_new:
@@ -156,6 +159,10 @@ class Connection:
         while self._answer is None and (event := await self._event(seconds, wait=wait)) is not None:
             if isinstance(event, h11.Response) or getattr(event, "status_code", None) == _SWITCHING:
                 self._answer = event
+            elif (interim := self._interim + 1) > _MOST_INTERIM:
+                raise httpcore.RemoteProtocolError(f"more than {_MOST_INTERIM:,} interim answers, and no answer")
+            else:
+                self._interim = interim
         return self._answer
 
     async def _event(self, seconds: float | None, *, wait: bool = True) -> Any:
@@ -178,9 +185,12 @@ class Connection:
         seconds = request.extensions.get("timeout", _NO_TIMES).get("read")
         report = _Event(request, "http11", "receive_response_body") if _is_watched(request) else nullcontext()
         del request  # an error tracker would show it, with its secrets
+        parts = 0
         async with report:
             while isinstance(event := await self._event(seconds), h11.Data):
                 yield bytes(event.data)
+                if (parts := parts + 1) % _PARTS == 0:
+                    await asyncio.sleep(0)
 
     def end(self) -> None:
         """The answer is read, or nobody wants the rest: rest, or close if anything is open still."""

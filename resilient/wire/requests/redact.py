@@ -22,7 +22,7 @@ from resilient.core.base.errors import JobFailure
 from resilient.core.base.frames import from_callee
 from resilient.core.base.hosts import without_secrets
 from resilient.core.base.loggers import MASK, masked, urls
-from resilient.core.base.phrases import one_line, plain
+from resilient.core.base.phrases import one_line, plain, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -175,18 +175,11 @@ def _decoded(word: str) -> str:
         return ""
 
 
-def value_text(value: object) -> str:
-    """The text of a value of the program's own, whose ``__str__`` may raise."""
-    try:
-        return str(value)
-    except BaseException as error:  # noqa: BLE001 - the user's own `__str__`
-        return f"(its text cannot be had: {type(error).__name__})"
-
-
 def text_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """The type and message of an exception, without secrets; of our own failures what their kind does not say."""
     message, name = value_text(error).strip(), type(error).__name__
-    if isinstance(error, JobFailure):
+    # `isinstance` alone asks an exception that is none for its class, and that may raise.
+    if issubclass(type(error), JobFailure) and isinstance(error, JobFailure):
         message = error.bare_message or message
         name = "" if type(error).__module__.startswith("resilient.") else name
     most = SCRUBBED_TEXT.value + 1  # so that the scrub knows that there was more
@@ -195,6 +188,15 @@ def text_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 def trace_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """The end of the traceback of an exception, without secrets and without the frames that led to the handler."""
-    lines = traceback.format_exception(type(error), error, from_callee(error.__traceback__))
+    try:
+        lines = traceback.format_exception(type(error), error, from_callee(error.__traceback__))
+    except BaseException as second:  # noqa: BLE001 - of a class of the program's own: its `__bool__`, its notes
+        lines = _frames(error, second)
     text = plain("".join(lines)[-SCRUBBED_TEXT.value - 1 :])
     return scrub(text, secrets, ERROR_TEXT.value, end=True)
+
+
+def _frames(error: BaseException, second: BaseException) -> list[str]:
+    """Where an exception was raised that the traceback module fails over."""
+    own = traceback.format_tb(from_callee(error.__traceback__))
+    return [*own, f"{type(error).__name__} (the rest of its traceback cannot be had: {type(second).__name__})\n"]

@@ -212,3 +212,22 @@ def _spoil(c, d, evil):
     for table, column, *form in _TEXTS:
         value = document if form else evil
         c.execute(text(f"UPDATE {table} SET {column} = :value WHERE {column} IS NOT NULL"), {"value": value})
+
+
+# -- two clicks ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_double_click_sends_a_change_once(site):
+    posts = []
+    async with site.page() as page:
+        page.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
+        await page.goto("/account/crm/acct-5")
+        for number, button in ((1, "Pause"), (2, "Resume")):
+            await page.dblclick(f"button:text-is('{button}')")
+            await page.get_by_text(f"crm/acct-5 is {button.lower().rstrip('e')}ed.").first.wait_for()
+            assert len(posts) == number
+        await page.go_back()
+        await page.click("button:text-is('Resume')")
+        await page.get_by_text("crm/acct-5").first.wait_for()
+        await page.wait_for_load_state()
+        assert len(posts) == 3, "after a way back it is meant"

@@ -117,6 +117,7 @@ async def account(visit: Visit) -> Response:
         levels=list(reversed(path.levels)), infos=infos, moment=moment,
         uses=await visit.read(pages.limit_uses, keys), kinds=kinds,
         latest=latest, struggling=struggling, history=history(past, visit.now), attempts=past.attempts,
+        audited=pages.AUDITED,
         reconnect=reconnect_of(visit, connection),
         streams=rows, successes=await visit.read(pages.successes, keys), connection=connection,
         is_unknown=infos[key].created_at is None and not (kinds or latest or struggling or rows or connection),

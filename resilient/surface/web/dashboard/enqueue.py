@@ -391,13 +391,23 @@ async def edit(visit: Visit) -> Response:
     if _may_see(visit, info):
         form = form if info.payload is None or form.fits(info.payload) else _form(visit, info.kind, raw=True)
         form.fill_payload(info.payload)
-    return _edit_page(visit, info, form, options)
+    return _edit_page(visit, info, form, options, _marks_of(visit, info, form))
 
 
-def _edit_page(visit: Visit, info: JobInfo, form: PayloadForm, options: PayloadForm) -> Response:
+def _marks_of(visit: Visit, info: JobInfo, form: PayloadForm) -> str:
+    """The payload that a form begins with and how the form shows it, as signatures; empty if it shows none."""
+    if not _may_see(visit, info):
+        return ""
+    texts = {one.name: one.value.replace("\r\n", "\n").strip() for one in form.fields}
+    parts = (as_json(info.payload), texts)
+    return " ".join(visit.guard.sign(f"seen\n{info.id}\n{json.dumps(one, sort_keys=True)}") for one in parts)
+
+
+def _edit_page(visit: Visit, info: JobInfo, form: PayloadForm, options: PayloadForm, marks: str) -> Response:
     refused = form.is_refused or options.is_refused
     return visit.render(
         "edit.html", _REFUSED if refused else 200, job=info, form=form, options=options, refused=refused, stored=False,
+        marks=marks,
         may_write=visit.operator.may("payloads"), new_operation=visit.form.get("new_operation") == "yes",
     )  # fmt: skip
 
@@ -411,24 +421,37 @@ async def change_edit(visit: Visit) -> Response:
     options.fill(values)
     _check_right(visit, values)
     chosen = _values(visit, options)
-    if any(one.value.strip() for one in form.fields):
+    marks = values.get("marks", "")
+    if any(one.value.strip() for one in form.fields) and not _is_untouched(visit, info, form, marks):
         payload = form.payload()
         if not form.is_refused and as_json(payload) != as_json(info.payload):  # a form has the old values, too
             chosen["payload"] = payload
+            if marks.partition(" ")[0] not in ("", _marks_of(visit, info, form).partition(" ")[0]):
+                form.errors.append(_CHANGED)
     if form.is_refused or options.is_refused:
-        return _edit_page(visit, info, form, options)
+        return _edit_page(visit, info, form, options, marks)
     if not chosen:
         form.errors.append("Nothing to edit: fill at least one field.")
-        return _edit_page(visit, info, form, options)
+        return _edit_page(visit, info, form, options, marks)
     try:
         async with visit.audited("jobs edit", job_id) as outcome:
             tally = await visit.app.jobs.edit(job_id, **chosen, new_operation=values.get("new_operation") == "yes")
             outcome.update(tally.to_json(), fields=sorted(chosen))
     except InvalidInput as error:
         options.refuse(str(error).partition(" ")[0], str(error))
-        return _edit_page(visit, info, form, options)
+        return _edit_page(visit, info, form, options, marks)
     text = "Edited." if tally.edited else "Nothing was changed: it runs, or it is over."
     return visit.back(visit.url(f"/jobs/{visit.seg(job_id)}"), text, bad=not tally.edited)
+
+
+_CHANGED: Final = (
+    "Somebody has changed the payload since this form was opened. Nothing was saved: open the job anew, and edit that."
+)
+
+
+def _is_untouched(visit: Visit, info: JobInfo, form: PayloadForm, marks: str) -> bool:
+    """Whether the payload's fields are as they were opened: they would write an old payload over a newer one."""
+    return bool(marks) and marks.partition(" ")[2] == _marks_of(visit, info, form).partition(" ")[2]
 
 
 PAGES: dict[str, tuple[str, Page]] = {"/enqueue": ("jobs", enqueue), "/jobs/{id}/edit": ("jobs", edit)}

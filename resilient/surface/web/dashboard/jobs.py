@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,8 +102,13 @@ async def job(visit: Visit) -> Response:
         line=lifeline(info, attempts, visit.now), commands=_commands(info),
         in_doubt=info.last_error_kind == _DOUBT and info.state == JobState.DEAD,
         over=info.state in TERMINAL, waiting=info.state in (JobState.BLOCKED, JobState.SCHEDULED, JobState.READY),
-        payloads=payloads, stored=not payloads, command=f"resilient jobs show {info.id}",
+        payloads=payloads, stored=not payloads, command=f"resilient jobs show {info.id}", seen=_end_of(info),
     )  # fmt: skip
+
+
+def _end_of(info: JobInfo) -> str:
+    """Which end of a job a page shows, for its buttons: the next end is not the one that somebody decided about."""
+    return f"{info.state.value} {info.finished_at.isoformat()}" if info.finished_at is not None else ""
 
 
 def _commands(info: JobInfo) -> list[str]:
@@ -150,14 +156,32 @@ async def change_one(visit: Visit) -> Response:
     form = visit.form
     job_id, verb = form.get("id", ""), _verb(form)
     async with visit.audited(f"jobs {verb}", job_id) as outcome:
-        counts = await _change(visit, verb, form, job_id)
+        counts = await _change(visit, verb, form, _as_seen(form, job_id) if verb != "cancel" else job_id)
         outcome.update(counts)
     reasons = ", ".join(name for name, n in counts.items() if n).replace("_", " ")
     changed = next(iter(counts.values())) + counts.get("requested", 0)
-    text = _PAST[verb] if changed else f"Nothing was changed: {reasons or 'no job fits'}"
+    if not (changed or reasons):
+        reasons = f"the page was old, it is {(await visit.app.jobs.get(job_id)).state.value} now"
+    text = _PAST[verb] if changed else f"Nothing was changed: {reasons}"
     return visit.back(visit.url(f"/jobs/{visit.seg(job_id)}"), f"{text}.", bad=not changed)
 
 
+def _as_seen(form: Mapping[str, str], job_id: str) -> str | JobFilter:
+    """This job, as long as its end is the one that the page showed.
+
+    A second click, or another tab, would run once more what has run again since.
+    """
+    state, _, end = form.get("seen", "").partition(" ")
+    if not end:
+        return job_id
+    try:
+        at = datetime.fromisoformat(end)
+    except ValueError:
+        raise InvalidInput(f"seen={form['seen'][:60]!r} is no end of a job") from None
+    return JobFilter.of({"ids": [job_id], "state": state, "finished_after": at, "finished_before": at + _MOMENT})
+
+
+_MOMENT: Final = timedelta(microseconds=1)  # the shortest that a column of times tells apart
 _PAST: Final = {
     "retry": "It runs again, with a fresh budget of attempts", "cancel": "It is cancelled, or asked to stop",
     "discard": "It was given up; error and history stay",

@@ -6,6 +6,10 @@ error becomes a page that says what is wrong.
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     OperatorHook = Callable[[Request], Awaitable[Operator | Response | None] | Operator | Response | None]
 
 log = logger("dashboard")
+DOUBLE = 2.0  # seconds within which the same form is the second click on one button
 PAGES: dict[str, tuple[str, Page]] = {}  # address: the right, the page
 CHANGES: dict[str, tuple[str, Page]] = {}  # address: the right, the change
 for room in (overviews, accounts, jobs, enqueue, bulk):
@@ -64,6 +69,36 @@ _REFUSALS: dict[type[Exception], tuple[int, str]] = {  # the first class of whic
 }
 
 
+class Clicks:
+    """Makes one change of a double click: the same form from one browser, sent again at once, gets the first's answer.
+
+    With JavaScript the page sends it once. What another form of that browser stands between is meant.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._latest: dict[str, tuple[float, object, Future[Response]]] = {}
+
+    async def once(self, browser: str, form: object, answer: Callable[[], Awaitable[Response]]) -> Response:
+        """What ``answer`` gives, now or a moment ago."""
+        began, what, first = self._latest.get(browser, (-math.inf, None, None))
+        if first is not None and what == form and self._monotonic() - began < DOUBLE:
+            await asyncio.wait([asyncio.wrap_future(first)])
+            if not first.cancelled():
+                return first.result()
+        now = self._monotonic()
+        self._latest = {name: one for name, one in self._latest.items() if now - one[0] < DOUBLE}
+        promise = Future[Response]()  # of no loop: an application may be served by several
+        self._latest[browser] = now, form, promise
+        try:
+            made = await answer()
+        except BaseException:
+            promise.cancel()
+            raise
+        promise.set_result(made)
+        return made
+
+
 class _Site:
     """One mounted dashboard."""
 
@@ -71,6 +106,7 @@ class _Site:
         self, app: Resilient, operator: OperatorHook, guard: Guard, reconnect: Callable[[str], str | None] | None
     ) -> None:
         self._app, self._operator, self._guard, self._reconnect = app, operator, guard, reconnect
+        self._clicks = Clicks()
 
     def page(self, right: str, serve: Page) -> Callable[[Request], Awaitable[Response]]:
         """The function of a route that serves a page to operators with this right."""
@@ -104,9 +140,16 @@ class _Site:
             raise InvalidInput("a NUL character stands in the question: nothing that is stored has one")
         if changes:
             self._guard.check(request, who, form.pop("token", ""))
-        await self._app.ready()
-        moment = await self._app.database.transaction(lambda c, d: d.now(c))
-        return await serve(Visit(self._app, self._guard, who, request, moment, form, reconnect=self._reconnect))
+
+        async def answer() -> Response:
+            await self._app.ready()
+            moment = await self._app.database.transaction(lambda c, d: d.now(c))
+            return await serve(Visit(self._app, self._guard, who, request, moment, form, reconnect=self._reconnect))
+
+        if not changes:
+            return await answer()
+        browser = f"{who.name}\n{self._guard.nonce(request)}"
+        return await self._clicks.once(browser, (request.url.path, sorted(form.items())), answer)
 
 
 async def _admit(request: Request, operator: OperatorHook, right: str = "read") -> Operator | Response:

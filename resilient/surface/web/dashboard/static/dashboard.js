@@ -89,6 +89,16 @@
   addEventListener("pagehide", () => { if (source) { source.close(); source = null; } });
   addEventListener("pageshow", (event) => { if (event.persisted) { listen(); later(100); } });
 
+  // A second click on the button of a change, before the next page is there, is no second change.
+  const ONCE = 10000; // milliseconds
+  document.addEventListener("submit", (event) => {
+    const form = event.target, now = Date.now();
+    if (form.method !== "post") return;
+    if (now - Number(form.dataset.sent || 0) < ONCE) event.preventDefault();
+    else form.dataset.sent = now;
+  });
+  addEventListener("pageshow", () => { for (const form of document.forms) delete form.dataset.sent; });
+
   // Keys, which can be switched off.
   let chord = "";
   const rows = () => [...document.querySelectorAll("[data-row]")];

@@ -1,0 +1,167 @@
+"""What a broker refuses because of one event's own stream, topic, subject, routing key or key: the others go on."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlmodel import Session
+
+from resilient import Event, JobFailure, Kafka, Message, Nats, RabbitMQ, RedisStream, Resilient
+from tests.helpers import LIMIT, until
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import brokers
+
+ALLOWED, DENIED = 40, 12  # more denied ones than strikes
+_CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
+
+
+class Ordered(Event, type="order.made"):
+    number: int
+
+
+class Billed(Event, type="bill.made"):
+    """The user of the destination has no right to publish it."""
+
+    number: int
+
+
+class NatsWithRights(brokers.NatsServer):
+    def configuration(self):
+        path = self.home / "nats.conf"
+        path.write_text(
+            f'listen: 127.0.0.1:{self.port}\njetstream {{ store_dir: "{self.home / "js"}" }}\n'
+            "accounts { A { jetstream: enabled, users: ["
+            "{user: admin, password: pw},"
+            '{user: app, password: pw, permissions: {publish: {deny: ["events.bill.>"]}}},'
+            '{user: deaf, password: pw, permissions: {subscribe: {deny: ["_INBOX.>"]}}},'
+            "] } }\n"
+        )
+        return path
+
+
+@asynccontextmanager
+async def started(server):
+    try:
+        await asyncio.to_thread(server.start)
+        yield server
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+@asynccontextmanager
+async def nats():
+    library = pytest.importorskip("nats")
+    async with started(NatsWithRights()) as server:
+        admin = await library.connect(server.url.replace("//", "//admin:pw@"))
+        await admin.jetstream().add_stream(name="ALL", subjects=["events.>"])
+        yield Nats(server.url.replace("//", "//app:pw@"))
+        await admin.close()
+
+
+@asynccontextmanager
+async def redis():
+    library = pytest.importorskip("redis.asyncio")
+    async with started(brokers.RedisServer()) as server:
+        admin = library.from_url(server.url)
+        await admin.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~order*", "+@all")
+        await admin.aclose()
+        yield RedisStream(server.url.replace("//", "//app:pw@"), "{type}")
+
+
+@asynccontextmanager
+async def rabbitmq():
+    library = pytest.importorskip("aio_pika")
+    async with started(brokers.RabbitServer()) as server:
+        admin = await library.connect(server.url)
+        channel = await admin.channel()
+        exchange = await channel.declare_exchange("events", "topic")
+        await (await channel.declare_queue("all")).bind(exchange, "#")
+        for words in (
+            ("add_user", "app", "pw"),
+            ("set_permissions", "app", ".*", ".*", ".*"),
+            ("set_topic_permissions", "app", "events", "^order", ".*"),
+        ):
+            await asyncio.to_thread(control, server, *words)
+        yield RabbitMQ(server.url.replace("guest:guest", "app:pw"), exchange="events")
+        await admin.close()
+
+
+def control(server, *words):
+    subprocess.run(
+        [_CONTROL, "-n", f"resilient{server.port}@localhost", *words], check=True, capture_output=True, timeout=LIMIT,
+        env={**os.environ, **server.environment()},
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def compacted_topic():
+    """A topic that takes no record without a key: each batch with one is refused as a whole, as a cluster does."""
+    pytest.importorskip("aiokafka")
+    from aiokafka.record.memory_records import MemoryRecords
+
+    from tests.wire.test_kafka import Broker
+
+    counts = Counter()  # of the records of a producer in a partition
+
+    class Compacting(Broker):
+        def error_of(self, partition, raw):
+            batch = MemoryRecords(bytes(raw)).next_batch()
+            keys = [record.key for record in batch]
+            if batch.base_sequence != counts[batch.producer_id, partition]:
+                return 45  # OUT_OF_ORDER_SEQUENCE_NUMBER
+            if None in keys:
+                return 87  # INVALID_RECORD
+            counts[batch.producer_id, partition] += len(keys)
+            return 0
+
+    broker = Compacting()
+    server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
+    broker.port = server.sockets[0].getsockname()[1]
+    yield Kafka(f"127.0.0.1:{broker.port}", topic="things", timeout=5)
+    server.close()
+
+
+@pytest.mark.parametrize("started_with", [nats, redis, rabbitmq, compacted_topic])
+async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite_url):
+    """Not for the time of a circuit, nor with an error that says that the broker were away."""
+    async with started_with() as destination:
+        app = Resilient(sqlite_url, destinations={"there": destination}, upgrade=False)
+        with Session(app.database.sync_engine) as s:
+            for n in range(DENIED):
+                app.outbox.publish(s, Billed(number=n), to=["there"])
+            for n in range(ALLOWED):
+                app.outbox.publish(s, Ordered(number=n), key=f"k{n}", to=["there"])
+            s.commit()
+        worker = app.worker()
+        task = asyncio.create_task(worker.run(signals=False))
+
+        async def is_done():
+            return len(await app.outbox.list(type="order.made", state="succeeded")) == ALLOWED
+
+        await until(is_done)
+        refused = await app.outbox.list(type="bill.made")
+        assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
+        assert not {"dead", "succeeded"} & {str(one.state) for one in refused}
+        told = [one.last_error for one in refused if one.last_error]
+        assert told
+        assert all("did not take" in one or "over one event" in one for one in told), told
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await app.close()
+
+
+async def test_a_right_that_all_events_need():
+    """Without it no acknowledgement is received: that is told at once, and it is the whole destination's."""
+    pytest.importorskip("nats")
+    async with started(NatsWithRights()) as server:
+        publisher = await Nats(server.url.replace("//", "//deaf:pw@")).connect()
+        with pytest.raises(JobFailure, match="permissions violation for subscription") as caught:
+            await publisher.publish(Message("e-1", "order.made", b"{}", "d-1"))
+        assert (caught.value.failure.code, caught.value.failure.counts_for_breaker) == ("no_permission", True)
+        await publisher.close()
