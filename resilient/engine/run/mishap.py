@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _UNREADABLE: Final = "Unreadable"  # the code of an error without a name
 
 
-def _is_databases(error: BaseException) -> bool:
+def is_databases(error: BaseException) -> bool:
+    """Whether an exception says that the engine's own database was away, busy or full."""
     return trouble.is_of_database(error) or (isinstance(error, ResourceStopped) and error.gate == "database")
 
 
@@ -41,7 +42,7 @@ def explain_trouble(error: BaseException, execution: Execution | None = None) ->
 def explain_bug(execution: Execution, error: BaseException) -> Outcome:
     """What it means that the engine itself failed over an execution, over an exception that cannot be read, say."""
     try:
-        if any(_is_databases(one) for one in chain(error)):
+        if any(is_databases(one) for one in chain(error)):
             return explain_trouble(error, execution)
         code, text = type(error).__name__, text_of(error)
         lines = trace(error, execution.handler.sealed)

@@ -69,8 +69,7 @@ from resilient.engine.run.completer import Completer
 from resilient.engine.run.execution import begin_call, elapsed, end_span
 from resilient.engine.run.job import Job, SyncJob
 from resilient.engine.run.lease import require_lease
-from resilient.engine.run.mishap import explain_bug, explain_trouble
-from resilient.store.db import trouble
+from resilient.engine.run.mishap import explain_bug, explain_trouble, is_databases
 from resilient.store.jobs.finishing import Finish
 from resilient.wire.requests.explain import Explained, explain
 from resilient.wire.requests.redact import scrub, text_of, without_secrets_in_code
@@ -406,7 +405,7 @@ def _explain_chain(execution: Execution, error: BaseException) -> Outcome | None
     for one in chain(error):
         if isinstance(one, (Snooze, Cancel)):
             return _explain_return(one, execution.secrets())
-        if trouble.is_of_database(one) or (isinstance(one, ResourceStopped) and one.gate == "database"):
+        if is_databases(one):
             return explain_trouble(one, execution)
         if isinstance(one, ResourceStopped):
             return left_to_others(one, execution.resource_key) or _deferred(one)
