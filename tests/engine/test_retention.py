@@ -266,22 +266,64 @@ class TestHousekeeping:
     async def test_where_much_is_left_a_third_of_all_time_goes_into_it(self, app, finished, left, monkeypatch):
         """With a sixth, a table in which jobs end quickly grew without an end."""
         finished("succeeded", *[30] * 40)
-        time, step = [0.0], retention.Walk.step
+        time, real = [0.0], retention.store.prune_finished
 
-        def slow(walk, c, d):
+        def slow(*args, **options):
             time[0] += 1.0
-            return step(walk, c, d)
+            return real(*args, **options)
 
         async def rest(seconds):
             time[0] += seconds
 
-        monkeypatch.setattr(retention.Walk, "step", slow)
+        monkeypatch.setattr(retention.store, "prune_finished", slow)
         monkeypatch.setattr(retention, "asyncio", SimpleNamespace(sleep=rest))
         parts = Retention(batch=1, dead=None, cancelled=None, attempts=None, inbox=None, resources=None)
         gone = await retention.keep(app.database, parts, {}, monotonic=lambda: time[0])
         assert time[0] < sweeper.HOUSEKEEPING.total_seconds()
         assert gone.succeeded >= sweeper.HOUSEKEEPING.total_seconds() / 3
         assert left() == {"succeeded": 40 - gone.succeeded}
+
+    async def test_it_rests_for_as_long_as_it_worked_not_as_it_waited(self, app, finished, monkeypatch):
+        """Resting as long as it had waited for a busy writer, it deleted less than was added, without an end."""
+        finished("succeeded", *[30] * 3)
+        time, rests, step, real = [0.0], [], retention.Walk.step, retention.store.prune_finished
+
+        def waiting(walk, c, d):
+            time[0] += 5.0
+            return step(walk, c, d)
+
+        def working(*args, **options):
+            time[0] += 1.0
+            return real(*args, **options)
+
+        async def rest(seconds):
+            rests.append(seconds)
+
+        monkeypatch.setattr(retention.Walk, "step", waiting)
+        monkeypatch.setattr(retention.store, "prune_finished", working)
+        monkeypatch.setattr(retention, "asyncio", SimpleNamespace(sleep=rest))
+        parts = Retention(batch=1, dead=None, cancelled=None, attempts=None, inbox=None, resources=None)
+        assert (await retention.keep(app.database, parts, {}, monotonic=lambda: time[0])).succeeded == 3
+        assert rests == [1.0] * 3
+
+    @pytest.mark.parametrize("backend", ["sqlite"])
+    @pytest.mark.parametrize(
+        ("cost", "sizes"),  # seconds a row
+        [(1e-6, [250, 500, 1000, 1000]), (50e-6, [250, 400, 400, 400]), (1e-3, [250, 250, 250, 250])],
+    )
+    async def test_a_transaction_deletes_as_many_rows_as_take_its_time(self, app, monkeypatch, cost, sizes):
+        time, asked = [0.0], []
+
+        def prune(c, d, state, before, *, since, limit):
+            asked.append(limit)
+            time[0] += limit * cost
+            return limit, (before if len(asked) < 4 else None)
+
+        monkeypatch.setattr(retention.store, "prune_finished", prune)
+        walk = retention.Walk(Retention(), {"succeeded": DAY}, monotonic=lambda: time[0])
+        while not app.database.transaction_sync(walk.step):
+            pass
+        assert asked == sizes
 
     async def test_resources_once_an_hour(self, app, database, clock):
         database.transaction_sync(resources.ensure, ["a"])

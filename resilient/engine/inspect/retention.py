@@ -1,13 +1,15 @@
 """Pruning: a walk of short transactions that deletes what is older than its retention.
 
 Housekeeping walks for most of the time until its next round, if there is so much, and rests after each transaction as
-long as that took, so that at most half of a connection's time (on SQLite: of the writer's) goes into it; the next round
-goes on. `Resilient.prune` walks to the end.
+long as that worked, so that at most half of a connection's time (on SQLite: of the writer's) goes into it; the next
+round goes on. On SQLite everybody else waits while the one writer deletes: a transaction deletes as many rows as take
+`LONGEST_STEP`. `Resilient.prune` walks to the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from datetime import timedelta
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 25.0  # of one round of housekeeping, which begins every thirty: in less it may never catch up
 SHORTEST_REST: Final = 0.005
-SQLITE_BATCH: Final = 250  # everybody else waits while the one writer deletes
+SQLITE_BATCH: Final = 250  # rows of the first transaction of a walk, and the fewest
+LONGEST_STEP: Final = 0.02  # seconds
 FORGET_EVERY: Final = timedelta(hours=1)
 ANEW_EVERY: Final = timedelta(days=7)
 COUNTED: Final = 100_000  # rows of each sort that a dry run counts
@@ -58,10 +61,13 @@ class Walk:
         dry_run: bool = False,
         apart: bool = False,
         reached: dict[str, store.Place] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if limit is not None and not is_whole(limit):
             raise InvalidInput(f"limit={limit!r}: prune at least 1 job, or give no limit")
         self._batch, self._limit, self._dry_run = retention.batch, limit, dry_run
+        self._monotonic, self._sqlite_batch = monotonic, min(retention.batch, SQLITE_BATCH)
+        self.worked = 0.0  # seconds of the last step, without its wait for a connection and the writer's lock
         self._ages, self._apart = dict(ages), apart
         self._at: dict[str, Any] = {}  # where each part goes on
         self._reached = {} if reached is None else reached
@@ -81,11 +87,20 @@ class Walk:
         if not self._ages:
             return True
         name, age = next(iter(self._ages.items()))
+        began = self._monotonic()
         is_done = self._part(name)(c, d, name, d.now(c) - age)
+        self.worked = self._monotonic() - began
+        self._sqlite_batch = self._next_batch(self._sqlite_batch)
         del self._ages[name]
         if not is_done:
             self._ages[name] = age  # at the end: a part that never ends does not starve the others
         return not self._ages
+
+    def _next_batch(self, size: int) -> int:
+        """As many rows as take `LONGEST_STEP`, at most twice as many as before."""
+        fitting = size * LONGEST_STEP / self.worked if self.worked > 0 else math.inf
+        least = min(self._batch, SQLITE_BATCH)
+        return round(max(least, min(fitting, 2 * size, self._batch)))
 
     def _part(self, name: str) -> Callable[..., bool]:
         if name == "resources":
@@ -102,7 +117,7 @@ class Walk:
             count = store.count_finished(c, d, state, before, limit=min(COUNTED, room), events=events) if room else 0
             done = True
         elif room:
-            size, at = self._batch if d.is_postgresql else min(self._batch, SQLITE_BATCH), self._at.get(name)
+            size, at = self._batch if d.is_postgresql else self._sqlite_batch, self._at.get(name)
             if events is None:
                 count, at = store.prune_finished(c, d, state, before, since=at, limit=min(size, room))
             else:
@@ -129,7 +144,7 @@ class Walk:
         if self._dry_run:
             count, more = events_store.count_inbox(c, d, before, COUNTED), False
         else:
-            count, more = events_store.prune_inbox(c, d, before, self._batch if d.is_postgresql else SQLITE_BATCH)
+            count, more = events_store.prune_inbox(c, d, before, self._batch if d.is_postgresql else self._sqlite_batch)
         self.tally[name] += count
         return not more
 
@@ -200,13 +215,13 @@ async def keep(
         parts.append("resources")
     if retention.events_apart and await database.transaction(schedules.elect, "engine:anew", ANEW_EVERY):
         reached.clear()  # some were locked, or steps of a workflow under way, when the walk passed
-    w = Walk.by_age(retention, parts, reached=reached)
+    w = Walk.by_age(retention, parts, reached=reached, monotonic=monotonic)
     deadline, done = monotonic() + seconds, False
     try:
-        while not done and (began := monotonic()) < deadline:
+        while not done and monotonic() < deadline:
             done = await database.transaction(w.step)
             if not done:
-                await asyncio.sleep(max(SHORTEST_REST, monotonic() - began))
+                await asyncio.sleep(max(SHORTEST_REST, w.worked))
     except BaseException:
         reached.clear()  # the last step may not have been committed
         raise
