@@ -6,6 +6,7 @@ Options that every command takes (``--app``, ``--json`` ...) may stand before or
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -50,7 +51,8 @@ def _write_out_what_is_missing() -> None:
     """Where the locale's encoding lacks a character, write it as an escape: a name of a stranger ends no command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # its descriptor was changed from a file to a terminal
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _written(status: int) -> int:
