@@ -381,6 +381,14 @@ def own_postgres():
     server.close()
 
 
+@pytest.fixture
+def hangups_are_heard():
+    """SIGHUP as a program finds it that no `nohup` has started: the tests may run under one."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 # -- databases with the schema -------------------------------------------------------------------------------
 
 

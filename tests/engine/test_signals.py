@@ -48,7 +48,11 @@ async def test_every_worker_of_a_process_stops(app):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_what_the_program_gave_to_its_loop_stays(app):
+async def test_what_the_program_gave_to_its_loop_stays(app, hangups_are_heard):
+    await _what_the_program_gave_to_its_loop_stays(app)
+
+
+async def _what_the_program_gave_to_its_loop_stays(app):
     heard, loop, worker = [], asyncio.get_running_loop(), app.worker()
     loop.add_signal_handler(signal.SIGTERM, heard.append, 1)
     try:
@@ -64,12 +68,12 @@ async def test_what_the_program_gave_to_its_loop_stays(app):
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-def test_the_same_on_uvloop(tmp_path):
+def test_the_same_on_uvloop(tmp_path, hangups_are_heard):
     pytest.importorskip("uvloop")
 
     async def main():
         app = Resilient(f"sqlite:///{tmp_path}/app.db", handlers=[push])
-        await test_what_the_program_gave_to_its_loop_stays(app)
+        await _what_the_program_gave_to_its_loop_stays(app)
         await test_every_worker_of_a_process_stops(app)
         await app.close()
 

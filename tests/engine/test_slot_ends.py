@@ -173,7 +173,7 @@ async def test_signals_within_a_second_are_one(app):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGHUP")
-async def test_a_terminal_that_closes_stops_a_worker_like_a_sigterm(app):
+async def test_a_terminal_that_closes_stops_a_worker_like_a_sigterm(app, hangups_are_heard):
     """By itself SIGHUP ends a process at once: what ran would wait for its lease, or be in doubt."""
     job = await app.enqueue(hangs, resource_key="p/1")
     worker = app.worker(grace=0)
