@@ -83,7 +83,7 @@ async def hear(app):
     if app.alerts._flushing is not None:
         await app.alerts._flushing
     await app.alerts.flush()
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
 
 
 @cache

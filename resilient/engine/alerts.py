@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import random
-from asyncio import sleep
 from collections import deque
 from dataclasses import replace
 from datetime import timedelta
@@ -235,7 +234,7 @@ class Alerts:
             log.warning("%d alerts were not told (%s)", len(self._pending), type(error).__name__)
         try:
             async with asyncio.timeout(CLOSING):
-                await self._sinks.delivered()
+                await self._sinks.finish()
         except TimeoutError:
             log.warning("the last alerts did not reach every sink within %.0f s", CLOSING)
 
@@ -397,7 +396,7 @@ class Sinks:
         for delivery in self._deliveries[loop]:
             delivery.add(notices)
 
-    async def delivered(self) -> None:
+    async def finish(self) -> None:
         """Deliver what waits; a sink that is away now is not tried again later."""
         deliveries = self._deliveries.get(asyncio.get_running_loop(), ())
         await asyncio.gather(*(one.finish() for one in deliveries), return_exceptions=True)
@@ -407,7 +406,8 @@ class Delivery:
     """What one sink is to be told, in order.
 
     A webhook that is away is tried again for as long as the process lives: often the network that stopped a provider
-    has stopped the webhook, too. A function is called once for each notice: it may have told somebody before it failed.
+    has stopped the webhook, too. A function is called once for a notice: it may have told somebody before it failed.
+    Every notice that does not reach the sink is in a line of the log, also where the task is cancelled.
     """
 
     def __init__(self, sink: Sink, roll: Callable[[], float]) -> None:
@@ -436,67 +436,69 @@ class Delivery:
         try:
             await self._deliver()
         finally:  # an event keeps its loop, whose deliveries end with it
+            if self._waiting:
+                log.warning("%d alerts did not reach %s: cut off", len(self._waiting), _name(self._sink))
+                self._waiting.clear()
             self._task, self._is_last = None, asyncio.Event()
 
     async def _deliver(self) -> None:
-        lost, in_a_row, away, reason = 0, 0, 0, ""
+        lost_count, failures_in_a_row, rounds_away, reason = 0, 0, 0, ""
         while self._waiting:
             try:
-                await self._send(self._waiting[0], again=not away)
-                if away:
+                await self._send(self._waiting[0], with_retries=not rounds_away)
+                if rounds_away:
                     log.info("%s takes alerts again", _name(self._sink))
-                in_a_row = away = 0
+                failures_in_a_row = rounds_away = 0
             except Exception as error:  # noqa: BLE001 - somebody else's code or server
                 reason = _reason(error)
                 if self._is_away(error):
-                    if not away:
+                    if not rounds_away:
                         waiting = len(self._waiting)
                         log.warning("%s does not answer, %d alerts wait for it: %s", _name(self._sink), waiting, reason)
-                    await self._pause(LATER[min(away, len(LATER) - 1)])
-                    away += 1
+                    await self._pause(LATER[min(rounds_away, len(LATER) - 1)])
+                    rounds_away += 1
                     continue
-                lost, in_a_row = lost + 1, in_a_row + 1
-                if not _is_of_one(error) or in_a_row == GIVE_UP:
-                    lost += len(self._waiting) - 1
+                lost_count, failures_in_a_row = lost_count + 1, failures_in_a_row + 1
+                if not self._is_of_one(error) or failures_in_a_row == GIVE_UP:
+                    lost_count += len(self._waiting) - 1
                     self._waiting.clear()
                     break
             self._waiting.popleft()
-        if lost:
-            log.warning("%d alerts did not reach %s: %s", lost, _name(self._sink), reason)
+        if lost_count:
+            log.warning("%d alerts did not reach %s: %s", lost_count, _name(self._sink), reason)
 
     def _is_away(self, error: Exception) -> bool:
         """Whether to try the same notice again later."""
-        return isinstance(self._sink, str) and not _is_of_one(error) and not self._is_last.is_set()
+        return isinstance(self._sink, str) and not self._is_of_one(error) and not self._is_last.is_set()
 
-    async def _send(self, notice: Notice, *, again: bool) -> None:
-        """Tell the sink; with ``again`` a webhook that fails is tried twice more within seconds."""
-        if isinstance(self._sink, str):
-            await _post(self._sink, notice, [spread_upwards(pause, self._roll()) for pause in PAUSES if again])
-        else:
-            async with asyncio.timeout(LONGEST):
+    def _is_of_one(self, error: Exception) -> bool:
+        """Whether the sink may have failed because of that one notice; else it takes no other now either."""
+        if isinstance(error, notify.NotDelivered):
+            return error.of_one
+        return not (isinstance(error, TimeoutError) and isinstance(self._sink, str))
+
+    async def _send(self, notice: Notice, *, with_retries: bool) -> None:
+        """Tell the sink; with retries a webhook that fails is tried twice more within seconds."""
+        for pause in PAUSES if with_retries and isinstance(self._sink, str) else ():
+            try:
+                return await self._send_once(notice)
+            except (notify.NotDelivered, TimeoutError):
+                await self._pause(pause)
+        return await self._send_once(notice)
+
+    async def _send_once(self, notice: Notice) -> None:
+        async with asyncio.timeout(LONGEST):
+            if isinstance(self._sink, str):
+                document = {**notice.to_json(), "text": words.for_chat(notice.text, notify.host_of(self._sink))}
+                await notify.post(self._sink, document)
+            else:
                 await called(self._sink, notice)
 
     async def _pause(self, seconds: float) -> None:
+        """Wait, plus up to half; not where the process ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(spread_upwards(seconds, self._roll())):
                 await self._is_last.wait()
-
-
-def _is_of_one(error: Exception) -> bool:
-    """Whether a sink may have failed because of that one notice; else it takes no other now either."""
-    return error.of_one if isinstance(error, notify.NotDelivered) else not isinstance(error, TimeoutError)
-
-
-async def _post(url: str, notice: Notice, pauses: Sequence[float]) -> None:
-    document = {**notice.to_json(), "text": words.for_chat(notice.text, notify.host_of(url))}
-    for pause in pauses:
-        try:
-            async with asyncio.timeout(LONGEST):
-                return await notify.post(url, document)
-        except (notify.NotDelivered, TimeoutError):
-            await sleep(pause)
-    async with asyncio.timeout(LONGEST):
-        return await notify.post(url, document)
 
 
 def _name(sink: Sink) -> str:

@@ -9,7 +9,7 @@ from resilient import Notice
 from resilient.core.alerts.rules import AlertInfo
 from resilient.engine import alerts
 from tests.engine.test_alerts import webhook
-from tests.helpers import until
+from tests.helpers import LIMIT, until
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ def notice_of(subject):
 async def tell(sink, *subjects):
     sinks = alerts.Sinks([sink])
     sinks.tell([notice_of(one) for one in subjects])
-    await sinks.delivered()
+    await sinks.finish()
 
 
 async def test_a_function_that_fails_over_one_notice_gets_the_others(caplog):
@@ -76,7 +76,7 @@ async def test_one_that_comes_back_later_gets_everything_in_order(caplog, monkey
         await until(lambda: len(bodies) > 4)
         sinks.tell([notice_of("c")])
         await until(lambda: len(bodies) == 10)
-        await sinks.delivered()
+        await sinks.finish()
     assert [body["text"] for body in bodies] == [*"aaaaaaaa", "b", "c"]
     (away,) = [line for line in caplog.messages if "does not answer" in line]
     assert away == "the webhook at 127.0.0.1 does not answer, 2 alerts wait for it: 127.0.0.1 answered 503"
@@ -91,7 +91,7 @@ async def test_one_that_is_away_is_tried_once_more_when_the_process_ends(caplog,
         sinks = alerts.Sinks([url])
         sinks.tell([notice_of("a"), notice_of("b")])
         await until(lambda: "does not answer" in caplog.text)
-        await sinks.delivered()
+        await sinks.finish()
     assert [body["text"] for body in bodies] == [*"aaaa", *("b" if last == 200 else "")]
     assert ("2 alerts did not reach the webhook" in caplog.text) == (last == 503)
 
@@ -103,6 +103,43 @@ async def test_one_that_is_away_delays_no_other(monkeypatch):
         sinks = alerts.Sinks([url, heard.append])
         sinks.tell([notice_of("a")])
         await until(lambda: heard)
+
+
+async def test_a_function_that_is_slow_over_one_notice_gets_the_others(caplog, monkeypatch):
+    monkeypatch.setattr(alerts, "LONGEST", 0.01)
+    heard = []
+
+    async def page(notice):
+        heard.append(notice.alert.subject)
+        if notice.alert.subject == "a":
+            await asyncio.Event().wait()
+
+    await tell(page, *"abc")
+    assert heard == [*"abc"]
+    assert "1 alerts did not reach the function " in caplog.text
+
+
+async def test_what_waits_for_a_task_that_is_cancelled_is_logged(caplog):
+    async def page(_notice):
+        await asyncio.Event().wait()
+
+    sinks = alerts.Sinks([page])
+    sinks.tell([notice_of(one) for one in "abc"])
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sinks.finish(), 0.01)
+    assert "3 alerts did not reach the function " in caplog.text
+
+
+async def test_the_end_of_the_process_waits_for_no_pause(caplog, monkeypatch):
+    monkeypatch.setattr(alerts, "PAUSES", (3600, 3600))
+    async with webhook(503, 503, 503) as (url, bodies):
+        sinks = alerts.Sinks([url])
+        sinks.tell([notice_of("a")])
+        await until(lambda: bodies)
+        await asyncio.wait_for(sinks.finish(), LIMIT)
+    assert len(bodies) == 3
+    assert "1 alerts did not reach the webhook" in caplog.text
 
 
 async def test_more_than_a_queue_holds_is_only_logged(caplog, monkeypatch):
@@ -118,7 +155,7 @@ async def test_more_than_a_queue_holds_is_only_logged(caplog, monkeypatch):
     sinks.tell([notice_of(one) for one in "cde"])
     assert "page is too slow: 2 alerts are only logged" in caplog.text
     go.set()
-    await sinks.delivered()
+    await sinks.finish()
     assert heard == [*"abc"]
 
 
@@ -128,7 +165,7 @@ def test_each_event_loop_has_its_deliveries():
 
     async def tell_in_a_loop(subject):
         sinks.tell([notice_of(subject)])
-        await sinks.delivered()
+        await sinks.finish()
 
     for subject in "ab":
         asyncio.run(tell_in_a_loop(subject))

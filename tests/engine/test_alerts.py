@@ -76,7 +76,7 @@ async def told(app):
     """What was told since the last time: (state, name, subject)."""
     if app.alerts._flushing is not None:  # a round that began by itself
         await app.alerts._flushing
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
     news = [(n.state, n.alert.name, n.alert.subject) for n in app.told]
     app.told.clear()
     return news
@@ -90,7 +90,7 @@ async def housekeep(app):
 async def housekeep_texts(app, wanted):
     """One look brings these messages, each told by a part of it."""
     await app.alerts.keep_house()
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
     texts = [n.text for n in app.told]
     app.told.clear()
     assert len(texts) == len(wanted), texts
@@ -184,7 +184,7 @@ class TestNoticed:
         for number in range(3):
             app.alerts.add(rules.stuck("signup", f"wf-{number}"))
         await app.alerts.flush()
-        await app.alerts._sinks.delivered()
+        await app.alerts._sinks.finish()
         assert [n.text.split(",")[0] for n in app.told] == [
             "signup: workflow wf-0 (and 2 others of that name) cannot be undone"
         ]
@@ -321,7 +321,7 @@ class TestHousekeeping:
         for n in range(30):
             await database.transaction(_open_circuit, f"github/{n}")
         await app.alerts.keep_house()
-        await app.alerts._sinks.delivered()
+        await app.alerts._sinks.finish()
         (one,) = app.told
         assert "(and 29 others like it at github: " in one.text
 
@@ -345,7 +345,7 @@ class TestHousekeeping:
         for _ in range(15):
             clock.advance(minutes=5)
             await app.alerts.keep_house()
-        await app.alerts._sinks.delivered()
+        await app.alerts._sinks.finish()
         again = [n.text for n in app.told]
         app.told.clear()
         assert len(again) == 2
@@ -366,7 +366,7 @@ class TestHousekeeping:
             await database.transaction(gates.set_auth, f"github/{n:03}", "needs_reauth")
             clock.advance(seconds=20)
             await app.alerts.keep_house()
-            await app.alerts._sinks.delivered()
+            await app.alerts._sinks.finish()
         texts = [notice.text for notice in app.told]
         assert len(texts) == 7
         assert "(and 5 others like it at github)" in texts[5]
@@ -596,23 +596,24 @@ class TestSinks:
         assert SECRET not in caplog.text
 
     async def test_workers_of_a_fleet_do_not_try_again_at_one_moment(self, monkeypatch):
-        paused = []
+        pauses, spread_upwards = [], alerts.spread_upwards
 
-        async def sleep(seconds):
-            paused.append(seconds)
+        def spread(seconds, roll):
+            pauses.append(spread_upwards(seconds, roll))
+            return pauses[-1]
 
         async def post(url, document):
             raise alerts.notify.NotDelivered("away")
 
-        monkeypatch.setattr(alerts, "sleep", sleep)
+        monkeypatch.setattr(alerts, "spread_upwards", spread)
         monkeypatch.setattr(alerts.notify, "post", post)
         now = datetime.now(UTC)
         alert = AlertInfo(fingerprint="f", name="dead", subject="sync", detail={}, count=1, first_at=now, last_at=now)
         for roll in (0.0, 0.5):
             fleet = alerts.Sinks(["http://127.0.0.1:1/"], lambda roll=roll: roll)
             fleet.tell([Notice("new", alert, "text")])
-            await fleet.delivered()
-        assert paused == [1.0, 5.0, 1.25, 6.25]
+            await fleet.finish()
+        assert pauses == [1.0, 5.0, 1.25, 6.25]
 
     async def test_one_that_comes_back(self, database, caplog, monkeypatch):
         monkeypatch.setattr(alerts, "PAUSES", (0, 0))
@@ -674,7 +675,7 @@ class TestSinks:
             await app.alerts.flush()
         assert "is too slow: 1 alerts are only logged" in caplog.text
         go.set()
-        await app.alerts._sinks.delivered()
+        await app.alerts._sinks.finish()
 
     async def test_the_log_always_hears(self, database, caplog):
         caplog.set_level(logging.INFO, "resilient.alerts")

@@ -311,7 +311,7 @@ async def test_a_sink_costs_no_other_its_alert(caplog, sort, what):
     now = datetime.now(UTC)
     alert = AlertInfo(fingerprint="f", name="dead", subject="sync", detail={}, count=1, first_at=now, last_at=now)
     sinks.tell([Notice("new", alert, "text")])
-    await within(20, sinks.delivered())
+    await within(20, sinks.finish())
     assert len(heard) == 1
     assert "did not reach the function" in caplog.text
 

@@ -35,7 +35,7 @@ def outage(app):
 
 
 async def news(app):
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
     found = [(notice.state, notice.alert.name) for notice in app.told]
     app.told.clear()
     return found
@@ -62,7 +62,7 @@ async def test_once_and_at_its_end(app, outage, clock):
 
 
 async def latest(app):
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
     return app.told[-1]
 
 
@@ -116,7 +116,7 @@ async def test_it_is_switched_off_like_any_other(database, clock):
     off = Alerting(sinks=[told.append], off={"database_unreachable"})
     app = Resilient(database, handlers=[nothing], upgrade=False, alerts=off)
     app.alerts.outage.unanswered("w", AWAY)
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
     assert told == []
 
 

@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 
 from resilient import Job, Resilient, handler
+from resilient.engine.ground.signals import hear
 from resilient.surface.loop import run as run_on
 from tests.brokers import free_port
 from tests.helpers import LIMIT, until
@@ -35,7 +36,8 @@ async def app(database):
 
 async def started(worker):
     running = asyncio.create_task(worker.run())
-    await until(lambda: worker.link.is_signed_on)
+    await until(lambda: worker.link.is_signed_on or running.done())
+    assert not running.done(), running.result()
     return running
 
 
@@ -46,6 +48,48 @@ async def test_every_worker_of_a_process_stops(app):
     async with asyncio.timeout(LIMIT):
         await asyncio.gather(*running)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_what_the_program_gave_to_the_process_is_put_back():
+    def of_the_program(_number, _frame): ...
+
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, of_the_program) for number in numbers}
+    try:
+        leave_first, leave_second = hear(loop, lambda: None), hear(loop, lambda: None)
+        leave_first()
+        assert signal.getsignal(signal.SIGTERM) is not of_the_program
+        leave_second()
+        leave_second()  # says nothing new
+        assert [signal.getsignal(number) for number in numbers] == [of_the_program] * 2
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+async def test_what_the_program_gives_to_the_process_later_stays():
+    def of_the_program(_number, _frame): ...
+
+    leave = hear(asyncio.get_running_loop(), lambda: None)
+    signal.signal(signal.SIGTERM, of_the_program)
+    try:
+        leave()
+        assert signal.getsignal(signal.SIGTERM) is of_the_program
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+async def test_a_listener_that_raises_keeps_the_signal_from_no_other():
+    loop, calls, errors = asyncio.get_running_loop(), [], []
+    loop.set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
+    leaves = [hear(loop, {}.popitem), hear(loop, lambda: calls.append(1))]
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: calls)
+    finally:
+        for leave in leaves:
+            leave()
+    assert [type(error) for error in errors] == [KeyError]
 
 
 async def test_what_the_program_gave_to_its_loop_stays(app, hangups_are_heard):

@@ -74,7 +74,7 @@ async def test_drain_does_what_a_worker_does_beside_its_jobs(resilient_app, drai
     await app.resources.pause("a/off", reason="off")
     assert await drain(app, hours=10) == 10
     assert len(set(ran)) == 10
-    await app.alerts._sinks.delivered()
+    await app.alerts._sinks.finish()
     assert {(one.alert.name, one.alert.subject) for one in notices} == {("no_success", "never@a/off")}
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-SAME: Final = 1.0  # seconds in which signals are one: a terminal and a wrapper (`uv run`, `timeout`) each send theirs
+SAME_WITHIN: Final = (
+    1.0  # seconds in which signals are one: a terminal and a wrapper (`uv run`, `timeout`) each send theirs
+)
 
 
 class SignalCount:
@@ -23,7 +25,7 @@ class SignalCount:
     def next(self) -> int:
         """Count one more: 1 for the first, 2 for the second, and so on; 0 for one that is the same as before."""
         now = self._monotonic()
-        if now - self._at < SAME:
+        if now - self._at < SAME_WITHIN:
             return 0
         self._at = now
         self._count += 1
@@ -37,42 +39,61 @@ def stop_signals() -> list[int]:
     return [signal.SIGTERM, signal.SIGINT, *([hangup] if hangup is not None and is_heard else [])]
 
 
-_HEARD: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], None]]]]] = WeakKeyDictionary()
+class _Registration(NamedTuple):
+    """One signal of a loop: who listens, the handler that asyncio installed for it, and the one that was there."""
+
+    listeners: list[Callable[[], None]]
+    handler: Any
+    previous: Any
+
+
+_LISTENERS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Registration]]] = WeakKeyDictionary()
 
 
 def hear(loop: asyncio.AbstractEventLoop, listener: Callable[[], None]) -> Callable[[], None]:
     """Call ``listener`` at each of `stop_signals`, until what this returns is called; all workers of a loop hear.
 
     A signal that a web server hears, or that the program has given to its loop, stays theirs: a server that is deaf to
-    SIGTERM stops for nobody. It ends the worker as it ends whatever it has begun.
+    SIGTERM stops for nobody, and it ends the worker as it ends whatever it has begun. A handler that the program has
+    given to `signal.signal` is put back when the last listener leaves.
     """
-    by_number, numbers = _HEARD.setdefault(loop, {}), list[int]()
+    by_number, numbers = _LISTENERS.setdefault(loop, {}), list[int]()
     for number in stop_signals():
         if number not in by_number:
             if _is_anothers(loop, number):
                 continue
+            previous = signal.getsignal(number)
             listeners: list[Callable[[], None]] = []
             try:
-                loop.add_signal_handler(number, _tell, listeners)
+                loop.add_signal_handler(number, _tell, loop, listeners)
             except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
                 break
-            by_number[number] = listeners
-        by_number[number].append(listener)
+            by_number[number] = _Registration(listeners, signal.getsignal(number), previous)
+        by_number[number].listeners.append(listener)
         numbers.append(number)
 
     def leave() -> None:
-        for number in numbers:
-            by_number[number].remove(listener)
-            if not by_number[number]:
-                del by_number[number]
-                loop.remove_signal_handler(number)
+        while numbers:
+            number = numbers.pop()
+            by_number[number].listeners.remove(listener)
+            if not by_number[number].listeners:
+                _give_back(loop, number, by_number.pop(number))
 
     return leave
 
 
-def _tell(listeners: list[Callable[[], None]]) -> None:
-    for listener in list(listeners):
-        listener()
+def _tell(loop: asyncio.AbstractEventLoop, listeners: list[Callable[[], None]]) -> None:
+    for listener in listeners:
+        loop.call_soon(listener)  # one that raises keeps the signal from no other
+
+
+def _give_back(loop: asyncio.AbstractEventLoop, number: int, registration: _Registration) -> None:
+    """Remove a handler from the loop; the process gets the one it had before, or keeps what it was given since."""
+    current = signal.getsignal(number)
+    loop.remove_signal_handler(number)  # sets the default one
+    handler = registration.previous if current == registration.handler else current
+    if handler is not None:  # None: not of Python, which cannot set it
+        signal.signal(number, handler)
 
 
 def _is_anothers(loop: asyncio.AbstractEventLoop, number: int) -> bool:
