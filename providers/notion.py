@@ -1,8 +1,9 @@
 """Notion: one workspace's grant of one connection.
 
 A refresh gives a new refresh token, which may also be null: then the old one stays. 404 may mean that a page was
-not shared. A webhook is signed with a token that Notion sends once, and a person has to type in there: see
-`Inbound`'s ``handshake``. Times of change count in minutes. 529 is an overload of Notion, no limit of the account.
+not shared. A webhook is signed with a token that Notion sends once, and that a person then types into Notion's own
+settings: see `Inbound`'s ``handshake``. Times of change are whole minutes. 529 is an overload of Notion, no limit of
+the account.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Zoom: one account's or user's grant. Limits are shared by all apps of the account, by category of endpoint.
 
-A spent daily limit puts a date-time into Retry-After. "Too many concurrent requests" is a busy object, no limit. A
-new authorisation revokes the tokens before it (4741). A page's token lives 15 minutes. Zoom's own pages were not
-read for the limits.
+A spent daily limit puts a date-time into Retry-After. "Too many concurrent requests" means a busy object, not a spent
+limit. A new authorisation revokes the tokens before it (4741). A ``next_page_token`` lives 15 minutes. The limits come
+from other sources than Zoom's own pages.
 """
 
 from __future__ import annotations

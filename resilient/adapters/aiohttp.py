@@ -46,7 +46,7 @@ TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=3
 _CLIENT_ERROR: Final = 400
 _REMEDIES: Final = "stream it (response.content), or have fewer at once (concurrency=)"
 _ERROR_TIMEOUT: Final = 5.0  # seconds for the body of an error
-_KEPT: Final = frozenset(name.decode() for name in BARE)
+_BARE_NAMES: Final = frozenset(name.decode() for name in BARE)
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
@@ -62,12 +62,12 @@ def session(job: Requests, **options: Any) -> aiohttp.ClientSession:
     own = Middleware(job)
     middlewares = (*options.pop("middlewares", ()), own)
     made = aiohttp.ClientSession(middlewares=middlewares, **{"timeout": TIMEOUT, "response_class": Response, **options})
-    _keep(made, own)
+    _keep_last(made, own)
     return made
 
 
-def _keep(made: aiohttp.ClientSession, own: Middleware) -> None:
-    """Put the job's middleware last in those of one request, too, which aiohttp takes instead of the session's."""
+def _keep_last(made: aiohttp.ClientSession, own: Middleware) -> None:
+    """Keep the job's middleware last where a request has middlewares of its own: they replace the session's."""
     send = made._request  # noqa: SLF001 - every request of a session goes through it, also those of sockets
 
     async def request(
@@ -90,7 +90,7 @@ class Response(aiohttp.ClientResponse):
         """The whole body. Raises `AnswerTooLarge`, `NoRoomForAnswer`."""
         if self._body is None:
             try:
-                self._body = await _whole(self)
+                self._body = await _read_whole(self)
             except BaseException:
                 self.close()
                 raise
@@ -125,19 +125,19 @@ class Middleware:
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send one request; once more if its credentials were refused and refreshed."""
         hop = self._before(request)
-        kept = request.headers.copy(), request.url
-        body = await _in_memory(request)
+        original = request.headers.copy(), request.url
+        body = await _repeatable_body(request)
         call, response = await self._once(request, handler, body, hop)
         if call.renewed and body is not None:
             response.release()
-            request.headers, request.url = kept[0], kept[1]
+            request.headers, request.url = original[0], original[1]
             call, response = await self._once(request, handler, body, hop)
         if response.status in _REDIRECTS:
-            bare = hop.bares(call, kept[1])
+            bare = hop.bares(call, original[1])
             self._hops[response] = _Hop(
                 hop.went_astray or not call.trusted,
                 bare,
-                kept[1].origin(),
+                original[1].origin(),
                 request._traces,  # noqa: SLF001
             )
         return response
@@ -156,7 +156,7 @@ class Middleware:
             request.method, url, body=body, headers=dict(request.headers), trusted=not hop.went_astray
         ) as call:
             if hop.bares(call, request.url):
-                request.headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() in _KEPT)
+                request.headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() in _BARE_NAMES)
             for name, value in call.headers.items():
                 request.headers[name] = value
             if call.url != url:
@@ -167,19 +167,19 @@ class Middleware:
             response._request_info = own  # noqa: SLF001 - without our credentials: the text of an error shows it
             if isinstance(response, Response):
                 response.reservation, response.repeatable = call.make_reservation(), call.repeatable
-            call.report(response.status, list(response.headers.items()), await _look(response, call))
+            call.report(response.status, list(response.headers.items()), await _read_to_classify(response, call))
         return call, response
 
 
 def _watch_ends(connector: aiohttp.BaseConnector | None) -> None:
-    """Let what a connector opens from now on tell a body that was cut off from one that has ended."""
+    """Let the connector's new connections tell a body that was cut off from one that has ended."""
     made = getattr(connector, "_factory", None)
     if isinstance(made, partial) and made.func is ResponseHandler:
         connector._factory = partial(_Watched, *made.args, **made.keywords)  # type: ignore[union-attr]  # noqa: SLF001
 
 
 class _Watched(ResponseHandler):
-    """A connection that breaks off what it has not read to its end.
+    """A connection whose end fails a body that was not read to its own end.
 
     aiohttp takes a body without a length for whole however its connection ends. One that ends by an error, or that TLS
     has not ended, too, was cut by somebody (RFC 9112, 9.8).
@@ -233,17 +233,17 @@ class _Hop(NamedTuple):
 _START: Final = _Hop()
 
 
-async def _look(response: ClientResponse, call: AsyncCall) -> bytes | None:
-    """The part of the body that the classification needs; None if it needs none."""
+async def _read_to_classify(response: ClientResponse, call: AsyncCall) -> bytes | None:
+    """Read the part of the body that the classification needs; None if it needs none."""
     if response.status >= _CLIENT_ERROR:
-        return await _beginning(response)
+        return await _read_beginning(response)
     if call.reads_success and "json" in response.headers.get("content-type", ""):
         return await response.read()
     return None
 
 
-async def _beginning(response: ClientResponse) -> bytes:
-    """The beginning of an error's body; the response keeps no more of it."""
+async def _read_beginning(response: ClientResponse) -> bytes:
+    """Read the beginning of an error's body; the response keeps no more of it."""
     body = bytearray()
     with contextlib.suppress(aiohttp.ClientPayloadError, TimeoutError):  # an error's body decides nothing by itself
         async with asyncio.timeout(_ERROR_TIMEOUT):
@@ -255,8 +255,8 @@ async def _beginning(response: ClientResponse) -> bytes:
     return response._body  # noqa: SLF001
 
 
-async def _whole(response: Response) -> bytes:
-    """All of a body, in parts that aiohttp decodes within its own small buffer.
+async def _read_whole(response: Response) -> bytes:
+    """Read all of a body, in parts that aiohttp decodes within its own small buffer.
 
     Raises `AnswerTooLarge`, `NoRoomForAnswer`.
     """
@@ -267,7 +267,7 @@ async def _whole(response: Response) -> bytes:
                 body += chunk
                 while len(body) > room:
                     room += _widen(response, room)
-    except BaseException:  # its frames would keep it
+    except BaseException:  # the frames of its traceback would keep the body
         body.clear()
         response.reservation = None
         raise
@@ -275,7 +275,7 @@ async def _whole(response: Response) -> bytes:
 
 
 def _widen(response: Response, room: int) -> int:
-    """Take room for one step more of a body that has ``room``; returns how much. Raises as `_whole`."""
+    """Take room for one step more of a body that has ``room``; returns how much. Raises as `_read_whole`."""
     step = min(STEP, ANSWER_BODY.value - room)
     if step <= 0:
         raise AnswerTooLarge(response.status)
@@ -291,7 +291,7 @@ def _cut(response: ClientResponse) -> None:
         response._connection = None  # noqa: SLF001 - as at the end of its body
 
 
-async def _in_memory(request: ClientRequest) -> bytes | None:
+async def _repeatable_body(request: ClientRequest) -> bytes | None:
     """The body, if it can be sent twice; None for a stream."""
     body: Any = request.body
     if not body:

@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from resilient.core.base import resource_key
 from resilient.core.base.errors import InvalidInput, SetupError
-from resilient.core.base.misfit import check_number, explained_calls, explained_class
+from resilient.core.base.misfit import check_number, check_storable, explained_calls, explained_class
 from resilient.core.inspect.retention import span
 from resilient.core.sync.paginators import OnePage
 from resilient.core.sync.stream import Cursor, Record, Rules, asked_since
 from resilient.engine.ground.audited import audited
-from resilient.engine.ground.kinds import adapter_of
+from resilient.engine.ground.kinds import adapter_of, value_of
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.store import sync as cursors
 
@@ -171,12 +171,19 @@ class Stream(Generic[T]):
             return replace(request, headers={**request.headers, mechanism.header: value})
         return request.at(since)
 
+    @staticmethod
+    def _read(adapter: TypeAdapter[Any], raw: Any) -> Any:
+        try:
+            return adapter.validate_python(raw)
+        except ValidationError:  # perhaps of a strict model, which takes a time as text in JSON alone
+            return value_of(adapter, raw, by_name=None)
+
     def read(self, record: Record) -> T | Rejected:
         """A record as the model, or the reason why it does not fit."""
         if self._adapter is None:
             return cast("T", record.raw)
         try:
-            return cast("T", self._adapter.validate_python(record.raw))
+            return cast("T", self._read(self._adapter, record.raw))
         except ValidationError as error:
             problems = error.errors(include_input=False, include_url=False, include_context=False)[:3]
             why = "; ".join(".".join(map(str, e["loc"])) + ": " + e["msg"] for e in problems)
@@ -244,7 +251,8 @@ class Streams:
 
         A job in the middle of a pass notices at its next checkpoint, which is refused, and reads the cursor again.
         """
-        return await self._db.write(session, cursors.reset, _where(stream, pattern, part), reason)
+        where, why = _where(stream, pattern, part), check_storable("reason", reason)
+        return await self._db.write(session, cursors.reset, where, why)
 
     @audited("sync forget")
     async def forget(
@@ -274,4 +282,6 @@ class SyncStreams(SyncFacade[Streams]):
 
 def _where(stream: Stream[Any] | str | None, pattern: str | None, part: str | None) -> cursors.Where:
     name = stream.name if isinstance(stream, Stream) else stream
+    for what, text in (("the name of a stream", name), ("part", part)):
+        check_storable(what, text or "")
     return cursors.Where(name, None if pattern is None else resource_key.check_pattern(pattern), part)

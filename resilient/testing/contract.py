@@ -67,7 +67,7 @@ class Sample:
     key: str | None = None
 
     def answer(self, provider: Provider | None = None) -> AnswerFacts:
-        """As the wire hands it on."""
+        """The answer as the wire hands it on."""
         fields = Fields.of(self.headers)
         text = self.body if isinstance(self.body, str) else "" if self.body is None else json.dumps(self.body)
         rest = budgets(fields, NOW, fields=provider.waits.budgets) if provider is not None else ()
@@ -114,14 +114,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A whole pass. ``of``: which pagination; ``items``: how many records all pages have together."""
+    """A whole pass. ``of``: which pagination; ``items``: records of all pages; ``resume``: where the next begins."""
 
     of: str
     first: PageRequest
     pages: Sequence[Page]
     items: int
     resume: str | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)  # what a stream says otherwise, such as items=
+    changes: Mapping[str, Any] = field(default_factory=dict)  # what a stream overrides, such as items=
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Dialect:
 #
 # What a declaration cannot refuse by itself: facts that are missing, not dated, or without their counterpart.
 
-_WHOLE: Final = re.compile(r"\{\w+\}")  # each account at a host of its own
+_WHOLE: Final = re.compile(r"\{\w+\}")  # the whole host is a placeholder: each account has a host of its own
 _FIELDS: Final = frozenset(field.name for field in fields(Provider))
 
 
@@ -223,7 +223,7 @@ def _limit_problems(provider: Provider) -> Iterator[str]:
 # -- contract ---------------------------------------------------------------------------------------------------------
 
 _EXACT: Final = 0.001  # seconds
-_LONGEST_LOOP: Final = 12  # pages after which going round must have been noticed
+_LONGEST_LOOP: Final = 12  # pages within which a repeated page must be noticed
 
 
 def problems(provider: Provider, dialect: Dialect) -> list[str]:
@@ -249,15 +249,15 @@ def sample_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
         if sample.status >= 400 or provider.errors.reads_success:  # noqa: PLR2004 - HTTP's own border of failure
             rule = rule_for(answer, request, provider)
             used += [] if rule is None else [rule]
-        yield from _routed(provider, sample, request)
+        yield from _route_problems(provider, sample, request)
     for rule in provider.errors.rules:
         if not any(rule is one for one in used):
             yield f"no sample is decided by the rule {_brief(rule)}"
-    yield from _lacking(provider, dialect)
+    yield from _group_problems(provider, dialect)
 
 
-def _lacking(provider: Provider, dialect: Dialect) -> Iterator[str]:
-    """Groups of samples that are empty, or hold what belongs into another."""
+def _group_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
+    """Groups of samples that are empty, or hold a sample of another group."""
     waits = {FailureKind.THROTTLED, FailureKind.QUOTA}
     if not dialect.throttled or any(s.kind not in waits | {FailureKind.CONFLICT} for s in dialect.throttled):
         yield "throttled: give at least one sample, each throttled, quota or conflict"
@@ -287,7 +287,7 @@ def _compare(sample: Sample, failure: Failure | None) -> Iterator[str]:
         yield f"{sample.about}: tells to wait {wait} s, not {sample.wait}"
 
 
-def _routed(provider: Provider, sample: Sample, request: RequestFacts) -> Iterator[str]:
+def _route_problems(provider: Provider, sample: Sample, request: RequestFacts) -> Iterator[str]:
     suffix = ""
     if provider.route is not None:
         suffix, cost = provider.route(request)
@@ -326,15 +326,15 @@ def token_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
     if any((s.kind, s.scope) != dead for s in dialect.dead_grant):
         yield "dead_grant: must concern this account's credentials only"
     for token in dialect.tokens:
-        yield from _read_token(oauth, token)
-    yield from _common_to_tokens(oauth)
+        yield from _reading_problems(oauth, token)
+    yield from _common_token_problems(oauth)
 
 
 def _as_error(answer: AnswerFacts) -> AnswerFacts:
     return replace(answer, status=400) if answer.status < 400 else answer  # noqa: PLR2004 - HTTP's own border
 
 
-def _read_token(oauth: OAuth2, sample: Token) -> Iterator[str]:
+def _reading_problems(oauth: OAuth2, sample: Token) -> Iterator[str]:
     """Which parts of a good answer are not read as the sample says: token, refresh token, end, values."""
     if (failure := classify_token(AnswerFacts(200, body=sample.body), oauth, NOW)) is not None:
         yield f"{sample.about}: means {failure.kind}, not a token"
@@ -353,7 +353,7 @@ def _read_token(oauth: OAuth2, sample: Token) -> Iterator[str]:
         yield f"{sample.about}: has no refresh token, though one comes with each ({oauth.rotation})"
 
 
-def _common_to_tokens(oauth: OAuth2) -> Iterator[str]:
+def _common_token_problems(oauth: OAuth2) -> Iterator[str]:
     good: dict[str, Any] = {}
     *parents, name = oauth.success[0].split(".")
     inner = good
@@ -381,26 +381,26 @@ def _common_to_tokens(oauth: OAuth2) -> Iterator[str]:
 
 
 def page_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
-    """Each pagination to its end, and going round."""
+    """Each pagination to its end, and with a first page that is repeated."""
     for missing in set(provider.pagination) - {one.of for one in dialect.pages}:
         yield f"pages: no sample pages through {missing!r}"
-    for passed in dialect.pages:
-        if passed.of not in provider.pagination:
-            yield f"pages: there is no pagination {passed.of!r}"
+    for sample_pass in dialect.pages:
+        if sample_pass.of not in provider.pagination:
+            yield f"pages: there is no pagination {sample_pass.of!r}"
             continue
-        paginator = replace(provider.pagination[passed.of], **passed.changes)
-        yield from (f"pages of {passed.of}: {problem}" for problem in _pass(paginator, passed))
-        yield from (f"pages of {passed.of}: {problem}" for problem in _round(paginator, passed))
+        paginator = replace(provider.pagination[sample_pass.of], **sample_pass.changes)
+        yield from (f"pages of {sample_pass.of}: {problem}" for problem in _pass_problems(paginator, sample_pass))
+        yield from (f"pages of {sample_pass.of}: {problem}" for problem in _loop_problems(paginator, sample_pass))
 
 
-def _pass(paginator: Paginator, passed: Pages) -> Iterator[str]:
-    request: PageRequest | None = paginator.first(passed.first)
+def _pass_problems(paginator: Paginator, sample_pass: Pages) -> Iterator[str]:
+    request: PageRequest | None = paginator.first(sample_pass.first)
     loop, count, resume = Loop(), 0, None
-    for number, page in enumerate(passed.pages, 1):
+    for number, page in enumerate(sample_pass.pages, 1):
         if request is None:
-            yield f"ends after {number - 1} of {len(passed.pages)} pages"
+            yield f"ends after {number - 1} of {len(sample_pass.pages)} pages"
             return
-        if not _asks(request, page.asks):
+        if not _contains(request, page.asks):
             yield f"page {number} is asked for as {request.to_json()}, without {page.asks!r}"
         if PageRequest.from_json(json.loads(json.dumps(request.to_json()))) != request:
             yield f"page {number} cannot be stored"
@@ -413,25 +413,25 @@ def _pass(paginator: Paginator, passed: Pages) -> Iterator[str]:
         count, request, resume = count + len(read.items), read.next, read.resume
     if request is not None:
         yield f"does not end, but asks for {request.to_json()}"
-    if count != passed.items:
-        yield f"gives {count} records, not {passed.items}"
-    if resume != passed.resume:
-        yield f"the next pass begins at {resume!r}, not {passed.resume!r}"
+    if count != sample_pass.items:
+        yield f"gives {count} records, not {sample_pass.items}"
+    if resume != sample_pass.resume:
+        yield f"the next pass begins at {resume!r}, not {sample_pass.resume!r}"
 
 
-def _asks(request: PageRequest, expected: str) -> bool:
+def _contains(request: PageRequest, expected: str) -> bool:
     name, _, value = expected.partition("=")
     if not value:
         return expected in request.url
     return request.query(name) == value or str(request.in_body(name)) == value
 
 
-def _round(paginator: Paginator, passed: Pages) -> Iterator[str]:
-    """A server that gives the first page again and again is noticed."""
-    if len(passed.pages) < 2:  # noqa: PLR2004 - nothing to go round
+def _loop_problems(paginator: Paginator, sample_pass: Pages) -> Iterator[str]:
+    """Whether a server that repeats its first page goes unnoticed."""
+    if len(sample_pass.pages) < 2:  # noqa: PLR2004 - nothing to go round
         return
-    request, loop = paginator.first(passed.first), Loop()
-    page = passed.pages[0]
+    request, loop = paginator.first(sample_pass.first), Loop()
+    page = sample_pass.pages[0]
     for _ in range(_LONGEST_LOOP):
         try:
             read = paginator.read(request, AnswerFacts(200, Fields.of(page.headers), body=page.body))
@@ -448,7 +448,7 @@ def _round(paginator: Paginator, passed: Pages) -> Iterator[str]:
 
 
 def hook_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
-    """Genuine deliveries that are refused, and others that are accepted."""
+    """Genuine deliveries that are refused, and forged ones that are accepted."""
     webhook = provider.webhook
     if webhook is None:
         return
@@ -474,8 +474,9 @@ def hook_problems(provider: Provider, dialect: Dialect) -> Iterator[str]:
 
 
 def _other(secret: str) -> str:
-    """A secret of the same form that is another."""
-    return secret[::-1] if len(secret) % 4 else secret[4:] + secret[:4] if secret[4:] else secret * 2
+    """A secret of the same form (text, hex, base64) that differs in one character."""
+    middle = len(secret) // 2
+    return f"{secret[:middle]}{'1' if secret[middle : middle + 1] == '0' else '0'}{secret[middle + 1 :]}"
 
 
 def _ed25519(key: bytes, signature: bytes, text: bytes) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from resilient.core.base.instants import FAR
 from resilient.core.gates.admission import (
     QUICK,
     Level,
@@ -26,7 +27,7 @@ from resilient.core.gates.admission import (
 from resilient.core.gates.breaker import BreakerFacts
 from resilient.core.gates.learnt import FEWEST, QUIET, Learnt
 from resilient.core.gates.policy import BreakerPolicy, Learning, Policy
-from resilient.core.gates.rate_limit import LEARNT, Limit, LimitState
+from resilient.core.gates.rate_limit import LEARNT, Limit, LimitState, take
 from tests.core.test_admission import DUE, EPOCH, HALF, NOW, PLAIN, at, level
 
 CORE = Limit.stated("core", 100, 60)
@@ -142,6 +143,13 @@ def test_when_a_limit_has_room_again(limit, tat, count, until):
     assert verdict[0] == count
     assert (verdict[1].gate, verdict[1].code) == ("limit", "j")
     assert (verdict[1].until - NOW).total_seconds() == pytest.approx(until, abs=1e-4)
+
+
+@pytest.mark.parametrize("limit", [Limit.parse("1/99999999999d"), Limit.stated("b", 1, 1e15), Limit(1e-300, per=60)])
+def test_a_limit_that_has_room_again_after_the_calendars_end_stops_until_then(limit):
+    drawn = take(limit, LimitState(), 1, EPOCH)
+    count, stop = of(level().facts, Policy(limits=(limit,)), limits={limit.name: drawn})
+    assert (count, stop.gate, stop.until) == (0, "limit", FAR)
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_open_times_end_however_often_it_opened():
 
 @pytest.mark.parametrize(
     ("closed", "reopens", "left"),
-    [(None, 3, 3), (0, 3, 3), (-59, 3, 3), (-60, 3, 2), (-600, 3, 0), (5, 3, 3)],
+    [(None, 3, 3), (0, 3, 3), (-59, 3, 3), (-60, 3, 2), (-600, 3, 0), (5, 3, 3), (3600, 3, 3)],
 )
 def test_growth(closed, reopens, left):
     b = BreakerFacts(closed_at=None if closed is None else at(closed), reopens=reopens)

@@ -331,3 +331,15 @@ def test_a_date_or_a_display_string_beside_it_costs_no_budget():
 @pytest.mark.parametrize("r", ["1.5", "-1", '"1"', "?1", "@5"])
 def test_what_is_left_is_an_integer(r):
     assert budgets({"ratelimit": f'"a";r={r};t=5'}, NOW) == ()
+
+
+def test_only_facts_say_that_a_window_is_longer_than_a_day():
+    month = 31 * 86_400
+    told = {"ratelimit-policy": f'"a";q=100;w={month}', "ratelimit": '"a";r=5;t=60'}
+    (budget,) = budgets(told, NOW)
+    assert budget.window == 86_400
+    told |= {"x-left": "6"}
+    (budget,) = budgets(told, NOW, fields=(BudgetFields("a", remaining="x-left", window=month),))
+    assert (budget.window, budget.remaining) == (month, 5)
+    (budget,) = budgets({"ratelimit-limit": f"100, 100;w={month}", "ratelimit-remaining": "5"}, NOW)
+    assert budget.window == 86_400

@@ -377,6 +377,7 @@ def test_a_wait_that_a_handler_raised_is_believed_as_far_as_one_that_was_told(fa
         (lambda came: came.body.a, None),
         (lambda _: float("x"), None),
         (lambda _: 1 / 0, None),
+        (lambda _: next(iter(())), None),
         (lambda came: came.status / 100, 2.0),
         (None, None),
     ],

@@ -214,6 +214,17 @@ def test_a_delay_function_that_fails_does_not_lose_the_job(delay):
     assert step(Snoozed(), retry=Retry(5, delay)).state is SCHEDULED
 
 
+def test_a_delay_function_is_called_once_for_a_decision():
+    calls = []
+
+    def delay(_):
+        calls.append(1)
+        return 5.0
+
+    t = step(fail("transient"), retry=Retry(5, delay), safe_until=in_(1), can_reconcile=True)
+    assert (t.decision, t.run_at, calls) == ("reconcile", in_(5), [1])
+
+
 def test_a_timeout_is_charged_unless_it_checkpointed():
     assert step(fail("timeout"), checkpointed=False).charged
     t = step(fail("timeout"), checkpointed=True, attempts=4)

@@ -112,6 +112,13 @@ def test_seconds_are_finite(make, word):
         assert str(error.value) == f"{word}({seconds}): give a finite number of seconds"
 
 
+def test_an_unknown_scope_is_refused_with_those_there_are():
+    with pytest.raises(
+        InvalidInput, match=r"Throttled\(scope='acount'\): scope is 'endpoint', 'account' or 'provider'"
+    ):
+        Throttled(scope="acount")
+
+
 def test_what_is_no_failure():
     for snooze, delay, until in (
         (Snooze(), None, None),

@@ -315,7 +315,18 @@ def test_the_load_comes_back_as_it_is_answered():
 
 
 @pytest.mark.parametrize(
-    "doc", [None, [], "rate", {"kind": "new"}, {"kind": "rate"}, {"kind": "rate", "rate": -1}, {"throttles": "many"}]
+    "doc",
+    [
+        None,
+        [],
+        "rate",
+        {"kind": "new"},
+        {"kind": "rate"},
+        {"kind": "rate", "rate": -1},
+        {"throttles": "many"},
+        {"kind": "rate", "rate": 1, "ceiling": "high"},
+        {"kind": "rate", "rate": 1, "plateau": [2]},
+    ],
 )
 def test_what_cannot_be_read_is_nothing(doc):
     assert Learnt.from_json(doc) is None

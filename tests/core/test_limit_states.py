@@ -284,6 +284,15 @@ def test_what_the_server_said(state, remaining, reset_in, sent_in, after):
     assert observe(state, remaining, NOW + reset_in, NOW + sent_in) == after
 
 
+def test_what_nobody_declared_is_full_again_at_its_reset():
+    """What was drawn at the pace of another word, a day's say, binds no longer than the new one."""
+    slow = LimitState(NOW + 9000)
+    assert observe(slow, 90, NOW + 60, NOW, is_declared=False) == LimitState(NOW + 60, 90, NOW + 60, NOW)
+    assert observe(slow, 90, NOW + 60, NOW).tat == NOW + 9000
+    known = observe(LimitState(NOW + 70, 9, NOW + 60, NOW), 8, NOW + 61, NOW, is_declared=False)
+    assert known.tat == NOW + 70, "the same window"
+
+
 def test_a_limit_of_four_a_second_comes_back_by_quarters():
     four, state = Limit(4, 1, burst=10), LimitState(NOW + 1)
     assert available(four, state, NOW) == pytest.approx(6, abs=1e-4)

@@ -150,6 +150,22 @@ def test_a_long_argument_is_cut(text, shown):
     assert text[:2000] == text or message == shown
 
 
+@pytest.mark.parametrize("before", range(1960, 2000, 7))
+def test_a_cut_shows_no_half_of_a_password(before):
+    url = " postgresql://user:S3cretS3cretS3cret@host/db"
+    assert "S3c" not in record_of("%s", "x" * before + url).getMessage()
+    trace = record_of(
+        "failed", error=raised(ValueError(f"{'z ' * 9000}{url} {'y' * (16_384 + before - 2000)}"))
+    ).exc_text
+    assert "cret" not in trace
+    assert trace.endswith("yyyy")
+
+
+def test_the_edge_of_what_is_masked_shows_no_half_of_a_password():
+    secrets = " ".join(f"password={'p' * 400}" for _ in range(40))
+    assert "ppp" not in record_of("%s", secrets).getMessage()
+
+
 def raised(error):
     try:
         raise error

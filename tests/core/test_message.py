@@ -83,7 +83,9 @@ def test_numbers_sort_as_text():
     assert bodies == sorted(bodies)
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"id": "x"}', "nonsense", ""])
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "{}", '{"id": "x"}', '{"id": "x", "type": "t", "sequence": []}', "nonsense", ""]
+)
 def test_what_is_no_event(text):
     with pytest.raises(ValueError, match=r"not an event|Expecting"):
         decode(text, delivery="d")

@@ -340,11 +340,11 @@ def test_capped_keys_and_tenancies():
 
 
 def test_choices_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr(policies, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(policies, "_MOST_KEYS", 3)
     some = Policies(concurrency={"a/*": 2})
     for n in range(10):
         assert some.for_key(f"a/{n}").concurrency == 2
-        assert len(some._known) == n % 3 + 1
+        assert len(some._by_key) == n % 3 + 1
 
 
 def test_what_a_row_overrides_is_all_that_can_be_read_of_it():

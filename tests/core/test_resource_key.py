@@ -142,6 +142,12 @@ def test_matches(key, pattern, expected):
     assert matches(key, pattern) == expected
 
 
+def test_what_is_no_key_is_shown_in_part():
+    with pytest.raises(BadResourceKey) as caught:
+        check("a" * 10**6)
+    assert len(str(caught.value)) < 1_000
+
+
 @pytest.mark.parametrize("pattern", ["", "/", "a/", "/**", "a//b", "a b", "[ab]", "a/b/c/d/e/f", "a/ü", "{a}"])
 def test_bad_patterns(pattern):
     with pytest.raises(BadResourceKey, match="is not a resource pattern"):

@@ -427,3 +427,17 @@ async def test_the_work_of_settling_beside_held_limits_grows_with_what_is_settle
         drawn, rest = postgres_database.transaction_sync(limits.draw_free, [], settled)
     assert (drawn, len(rest)) == ([], 200)
     assert len(compared) <= 200
+
+
+async def test_a_limit_that_somebody_reset_is_asked_again(clock, database, drawer):
+    """A refusal until tomorrow is repeated for two seconds, and then the database is asked."""
+    path = (("p/a", Limit(1, "1d", name="r")),)
+    await drawer.draw(path, 1)
+    with pytest.raises(ResourceStopped):
+        await drawer.draw(path, 1)
+    database.transaction_sync(lambda c, d: d.run(c, "DELETE FROM {rate_limit}"))
+    clock.advance(1.9)
+    with pytest.raises(ResourceStopped):
+        await drawer.draw(path, 1)
+    clock.advance(0.2)
+    await drawer.draw(path, 1)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import AnswerFacts, DatabaseUnreachable, Limit, ResourceStopped
+from resilient import AnswerFacts, DatabaseUnreachable, Job, Limit, Resilient, ResourceStopped, handler
 from resilient.core.base.budgets import Budget
 from resilient.core.gates.policy import Policies, Tenancy
 from resilient.core.jobs.backoff import retry_pause
@@ -64,6 +64,19 @@ def away(database, monkeypatch):
             yield
 
     return away
+
+
+@handler("nothing")
+async def nothing(job: Job[None]) -> None:
+    pass
+
+
+async def test_a_limit_that_never_has_room_again_stops_no_other_account(database_url):
+    limits = {"p/far": [Limit.parse("1/99999999999d", counts="jobs")]}
+    async with Resilient(database_url, handlers=[nothing], limits=limits) as app:
+        jobs = [await app.enqueue(nothing, resource_key=key) for key in ("p/far", "p/far", "p/well", "p/well")]
+        assert await app.worker().drain() == 3
+        assert [(await app.jobs.get(job.id)).state for job in jobs] == ["succeeded", "ready", *["succeeded"] * 2]
 
 
 def tat(database, key="p/a", name="r"):

@@ -496,6 +496,33 @@ async def test_what_is_left_of_a_window_can_be_spread_over_it(clock, make):
     assert stopped.value.gate == "limit"
 
 
+def ending(clock, seconds, remaining=50):
+    """An answer that says so much of 100 is left for so long, and not how long the window is."""
+    return AnswerFacts(200, budgets=(Budget("core", 100, remaining, clock.now() + timedelta(seconds=seconds)),))
+
+
+async def test_what_answers_say_is_left_is_believed_for_a_day(database, clock, make):
+    one = await make()
+    for _ in range(2):
+        await stated(one, "p/a", ending(clock, 50 * 365 * 86_400))
+    await one.flush()
+    (state,) = database.transaction_sync(limits.read, ["p/a"])["p/a"].values()
+    assert state.reset_at == pytest.approx(clock.now().timestamp() + 86_400)
+
+
+async def test_what_is_left_is_spread_over_its_own_window(clock, make):
+    """Not over the next longer usual one, an hour; and an end that is taken back does not slow what follows."""
+    one = await make(policies=Policies(pace={"p/*": "even"}))
+    for passed, seconds, per in ((0, 900, 900), (20, 880, 900), (20, 86_400, 86_400), (20, 60, 60)):
+        clock.advance(passed)
+        for _ in range(2):
+            await one.answered(one._ticket("p/a", ()), "p/a", ending(clock, seconds), None)
+        assert one.stated.limits["p/a"][0].per == pytest.approx(per)
+    clock.advance(61)
+    await one.answered(one._ticket("p/a", ()), "p/a", ending(clock, 30), None)
+    assert one.stated.limits["p/a"][0].per == pytest.approx(30), "another window"
+
+
 async def test_a_part_of_a_window_is_kept_for_urgent_jobs(clock):
     policy = Policies(reserve={"p/*": {5: 0.2, 9: 0.1}}).for_key("p/a")
     limit = Limit.stated("core", 100, 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from resilient import (
 from resilient.core.gates.admission import stop_of
 from resilient.core.gates.breaker import Report
 from resilient.core.gates.policy import Policies
-from resilient.store.gates import circuits, resources, turns
+from resilient.store.gates import circuits, limits, resources, turns
 from resilient.store.gates import controls as gates
 from resilient.store.gates.turns import Parking
 from resilient.store.inspect import resources as resource_queries
@@ -257,6 +258,24 @@ async def test_reset_ends_whatever_can_be_ended_by_hand(app, use, park):
     assert stop(app, "github/a") is None
 
 
+async def test_reset_forgets_what_answers_said_is_left(app, clock):
+    """Of a declared limit, of one that nobody declared, of a named budget; what was drawn is not forgotten."""
+    declared, core, now = Limit(60, per=60), Limit.stated("core", 100, 86_400), clock.now().timestamp()
+    places = [("github/a", declared), ("github/a", core), ("github/a/budget:search", core)]
+    app.database.transaction_sync(resources.ensure, [key for key, _ in places])
+    said = [limits.Observation(key, limit, 1, now + 86_400, now) for key, limit in places]
+    app.database.transaction_sync(limits.observe, said)
+    for place in places:
+        app.database.transaction_sync(limits.draw, [limits.Ask((place,))])
+    assert "used up until" in (await app.resources.why("github/a")).text
+    await app.resources.reset("github/a")
+    app.database.transaction_sync(limits.observe, [replace(one, sent_at=now - 1) for one in said])  # it was on its way
+    asked = app.database.transaction_sync(limits.draw, [limits.Ask((place,), patience=2) for place in places])
+    assert [one.draw.granted for one in asked] == [True] * 3
+    assert asked[0].draw.wait == pytest.approx(declared.interval), "as if it had just been used up"
+    assert (await app.resources.why("github/a")).until < clock.now() + timedelta(seconds=2)
+
+
 @pytest.mark.parametrize(
     ("until", "error"),
     [
@@ -270,6 +289,29 @@ async def test_an_end_that_cannot_be_meant(app, until, error):
         with pytest.raises(error, match="until="):
             await call("github/a", until=until)
     assert stop(app, "github/a") is None
+
+
+@pytest.mark.parametrize("pattern", [None, 5, b"a/*"])
+def test_a_pattern_that_is_no_text(pattern):
+    with pytest.raises(BadResourceKey, match="is not a resource pattern"):
+        Resilient("sqlite:///never.db", limits={pattern: [Limit(1, per=1)]})
+
+
+@pytest.mark.parametrize("text", ["a\0", "\ud800"])
+async def test_what_no_database_can_be_asked_for_is_refused(app, text):
+    calls = (
+        lambda: app.resources.list(after=text),
+        lambda: app.connections.list(after=text),
+        lambda: app.connections.list(text),
+        lambda: app.streams.list(text),
+        lambda: app.streams.list(part=text),
+        lambda: app.streams.reset("contacts", reason=text),
+        lambda: app.audit.list(who=text),
+        lambda: app.audit.list(subject=text),
+    )
+    for call in calls:
+        with pytest.raises(InvalidInput, match="has a character that no database stores"):
+            await call()
 
 
 # -- by pattern ------------------------------------------------------------------------------------------------------

@@ -126,6 +126,30 @@ async def test_it_is_shown_with_its_reason_beside_the_others(app, caplog, column
     assert "canary" not in caplog.text
 
 
+LARGE, DEEP = "1" + "0" * 5_000, "[" * 2_000 + "]" * 2_000
+
+
+@pytest.mark.parametrize("value", [LARGE, DEEP], ids=["large", "deep"])
+@pytest.mark.parametrize("column", ["payload", "result", "progress", "sent"])
+async def test_json_that_python_does_not_read_hides_no_row_and_stops_nobody(app, column, value, capsys):
+    """The databases take it."""
+    bad, fine = [await app.enqueue(good, n, resource_key="p/1") for n in (1, 2)]
+    async with app.workflow("w", resource_key="p/1") as wf:
+        step = wf.step(good, 3)
+    spoil(app, bad.id, **{column: value})
+    await app.worker().drain(timeout=LIMIT)
+    spoil(app, step.id, **{column: value})
+    assert (await app.jobs.get(fine.id)).state == "succeeded"
+    assert {one.id for one in await app.jobs.list()} == {bad.id, fine.id, step.id}
+    assert set(getattr(await app.jobs.get(step.id), column)) == {"not_readable"}
+    assert (await app.jobs.why(bad.id)).text
+    assert [one.state for one in await app.workflows.list()] == ["succeeded"]
+    await app.worker().sweeper.chores()
+    for words in (["jobs", "list"], ["jobs", "show", str(bad.id)], ["workflows", "list"]):
+        assert await asyncio.to_thread(main, ["--database", str(app.database.url), *words]) == 0
+    assert str(bad.id) in capsys.readouterr().out
+
+
 async def test_a_list_can_leave_large_values_where_they_are(app):
     id_ = (await app.enqueue(good, 7, resource_key="p/1")).id
     await app.worker().drain(timeout=LIMIT)

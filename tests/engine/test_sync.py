@@ -246,6 +246,49 @@ async def test_a_bad_record_is_put_aside_and_a_nameless_one_stops_the_sweep(app,
     assert info.cursor.rejected == 1
 
 
+@pytest.fixture
+async def plain_app(database_url, shop):
+    """Its provider's facts say nothing of cursors."""
+    app = Resilient(
+        database_url, handlers=[sync_items], providers=[Provider(name="p", base_url=shop.url)], upgrade=False
+    )
+    app.database.transaction_sync(lambda c, _d: ITEMS.create(c))
+    yield app
+    await app.close()
+
+
+async def test_a_cursor_that_is_gone_begins_anew_whatever_the_providers_facts_say(plain_app, shop):
+    shop.put(1)
+    assert (await run(plain_app)).state == "succeeded"
+    shop.oldest = shop.version + 1
+    shop.put(2)
+    assert (await run(plain_app)).state == "succeeded"
+    assert [seen[0] for seen in SEEN] == [True, True]
+    assert len(rows(plain_app)) == 2
+
+
+async def test_an_address_that_is_gone_is_no_refused_cursor(plain_app, shop, monkeypatch):
+    async def gone(self, send, _status, body):
+        await answer(self, send, 410, body)
+
+    answer = Shop._answer
+    monkeypatch.setattr(Shop, "_answer", gone)
+    job = await run(plain_app)
+    assert (job.state, job.last_error_kind, len(shop.asked)) == ("dead", "permanent", 1)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"items": [' + b"1" * 5_000 + b"]}"], ids=["deep", "large"])
+async def test_an_answer_that_python_does_not_read_is_no_page(app, monkeypatch, body):
+    async def unreadable(_self, send, _status, _body):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
+
+    monkeypatch.setattr(Shop, "_answer", unreadable)
+    job = await run(app)
+    assert (job.state, job.last_error_kind) == ("dead", "transient")
+    assert job.last_error.startswith("an answer is no page: ")
+
+
 async def test_pages_that_go_round_are_noticed(app, shop):
     for n in range(1, 8):
         shop.put(n)

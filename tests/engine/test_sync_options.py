@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 import sqlalchemy as sa
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -384,6 +384,17 @@ async def test_a_cursor_that_is_too_old_is_not_sent(app, box, clock):
     await run(app, "mortal")
     clock.advance(hours=2)
     assert (await run(app, "mortal"))[0][0] is True
+
+
+def test_a_strict_model_takes_a_time_as_json_has_it():
+    class Strict(BaseModel):
+        model_config = ConfigDict(strict=True)
+        at: datetime = Field(alias="theTime")
+
+    stream = Stream("strict", request=lambda: PageRequest("/"), paginator=OnePage(), model=Strict)
+    raw = {"theTime": "2030-01-01T12:00:00Z"}
+    assert stream.read(Record(raw, "1", gone=False)) == Strict(theTime=NOON)
+    assert isinstance(stream.read(Record({"at": raw["theTime"]}, "1", gone=False)), Rejected)  # is no provider's name
 
 
 @pytest.mark.parametrize("at", ["first", "middle"])

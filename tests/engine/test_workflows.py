@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -595,7 +595,29 @@ class TestRepair:
         assert (await app.workflows.get(wf.id)).state == "succeeded"
 
 
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime = Field(alias="theTime")
+
+
 class TestResults:
+    async def test_of_a_strict_model_with_aliases(self, app):
+        time, seen = datetime(2030, 1, 1, tzinfo=UTC), []
+
+        @handler("note")
+        async def note(job: Job[None]) -> Strict:
+            return Strict(theTime=time)
+
+        @handler("look")
+        async def look(job: Job[None]) -> None:
+            seen.append(await job.result_of(note))
+
+        own = Resilient(app.database, handlers=[*HANDLERS, note, look], upgrade=False)
+        async with own.workflow("w", resource_key="shop/1") as wf:
+            wf.step(look, after=wf.step(note))
+        await settle(own)
+        assert seen == [Strict(theTime=time)]
+
     async def test_there_is_none(self, app):
         found = []
 

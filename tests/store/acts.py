@@ -460,7 +460,7 @@ for _name, _fn, _key, _options in (
     ("resumes", gates.resume, "h/1", {}),
     ("opens", resources_api._open, "p/2", {"until": None, "reason": "x"}),
     ("closes", gates.close, "c/1", {}),
-    ("resets", resources_api._reset, "c/2", {}),
+    ("resets", resources_api._reset, "c/2", {"policies": POLICIES}),
     (
         "limits",
         resources_api._set_policy,

@@ -10,7 +10,9 @@ import pytest
 from resilient import Limit
 from resilient.core.gates.admission import Level, admit
 from resilient.core.gates.breaker import Report
+from resilient.core.gates.learnt import Refusal
 from resilient.core.gates.policy import Policies, Policy
+from resilient.engine.gates import api as resources_api
 from resilient.store.gates import circuits, limits, resources
 from resilient.store.gates import controls as gates
 from resilient.store.gates.circuits import Evidence
@@ -129,6 +131,41 @@ def test_locks_are_taken_in_one_order(database, monkeypatch):
             database.transaction_sync(gates.resume, mixed[0])
 
     together(meddle, 6)
+
+
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+
+
+@pytest.mark.parametrize("change", ["forget", "reset"])
+def test_what_an_account_and_its_budgets_learnt_is_forgotten_beside_draws(
+    postgres_url, open_database, change, monkeypatch
+):
+    """A draw from the path of a budget begins with its account's limit, and so does who forgets both."""
+    one, other = open_database(postgres_url), open_database(postgres_url)
+    account, budget = keys = ["p/a", "p/a/budget:search"]
+    for key in keys:
+        one.transaction_sync(gates.cool_down, key, None, "429", 0.5, refusal=Refusal(0, 1.0, 5, 0.2, 3))
+    limit = Limit.learnt(1e6, 1.0, 1e6)
+    asks = [limits.Ask(tuple((key, limit) for key in keys))]
+    one.transaction_sync(limits.draw, asks)
+    half_way, drop, drawing = threading.Event(), gates.drop_limit, []
+
+    def drop_and_wait(c, d, key):
+        drop(c, d, key)
+        if key == budget:
+            drawing.append(pool.submit(other.transaction_sync, limits.draw, asks))
+            half_way.set()
+            while not d.run(c, WAITING).scalar():
+                assert not drawing[0].done()
+
+    monkeypatch.setattr(gates, "drop_limit", drop_and_wait)
+    with ThreadPoolExecutor(1) as pool:
+        if change == "forget":
+            one.transaction_sync(gates.forget, account)
+        else:
+            one.transaction_sync(resources_api._reset, account, policies=POLICIES)
+        assert half_way.is_set()
+        assert drawing[0].result(LIMIT)[0].draw.granted
 
 
 DRAWER = """

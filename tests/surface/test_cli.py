@@ -249,6 +249,10 @@ def test_one_job_by_id_needs_no_confirmation(enqueue, run, read):
     assert read("jobs", "show", job)["job"]["state"] == "ready"
 
 
+def end_of_input():
+    raise EOFError
+
+
 def test_many_need_a_yes_or_a_person(enqueue, run, read, monkeypatch):
     for _ in range(3):
         enqueue()
@@ -258,7 +262,13 @@ def test_many_need_a_yes_or_a_person(enqueue, run, read, monkeypatch):
     assert run("jobs", "cancel", "--state", "ready", "--dry-run")[:2] == (0, "Would be: 3 cancelled.\n")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: "n")
-    assert run("jobs", "cancel", "--state", "ready")[0] == 1
+    assert run("jobs", "cancel", "--state", "ready") == (
+        1,
+        "",
+        "Cancel 3 jobs? [y/N] ",
+    )  # also where a file has the rest
+    monkeypatch.setattr("builtins.input", end_of_input)
+    assert run("jobs", "cancel", "--state", "ready") == (1, "", "Cancel 3 jobs? [y/N] \n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     status, out, _ = run("jobs", "cancel", "--state", "ready", "--limit", "2")
     assert (status, out.endswith("2 cancelled.\n")) == (0, True)

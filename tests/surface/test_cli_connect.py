@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import socket
+import struct
 import sys
 import threading
 from urllib.parse import parse_qs, urlsplit
@@ -19,6 +21,7 @@ from joserfc.jwk import import_key
 from resilient.store.accounts.secrets import new_key
 from resilient.surface.cli import connect as connect_command
 from resilient.surface.cli import main
+from resilient.surface.cli.connect import HOST, Callback, Place
 from tests.helpers import LIMIT
 
 KEY = new_key()
@@ -164,6 +167,23 @@ def test_a_port_that_is_taken_is_said(run, browser, free_port):
         listener.listen()
         status, _, err = run("connect", "loop", "loop/me")
     assert (status, f"port {free_port}" in err) == (2, True)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_browser_that_takes_no_answer_changes_no_result(leaves, monkeypatch):
+    """What the command says is whether the account was connected, not whether a page was shown."""
+    monkeypatch.setattr(connect_command, "_BROWSER_TIME", LIMIT if leaves else 0.01)
+    async with Callback(Place()) as server:
+        if leaves:
+            _, writer = await asyncio.open_connection(HOST, urlsplit(server.uri).port)
+            writer.write(b"GET /callback?state=s&code=c HTTP/1.1\r\n\r\n")
+            assert await server.wait_for("s", LIMIT) == {"state": "s", "code": "c"}
+            at_once = struct.pack("ii", 1, 0)  # its end is a reset
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await server.answer(well=True, text="It is connected.")
 
 
 def test_consent_refused(run, browser, idp):

@@ -88,10 +88,11 @@ async def test_what_died_once_more_is_another_death(app, job, verb):
     assert (await app.jobs.get(job)).state == ("ready" if verb == "retry" else "cancelled")
 
 
-async def test_an_end_that_is_none_is_refused(app, job):
+@pytest.mark.parametrize("end", ["yesterday", "9999-12-31T23:59:59.999999+00:00"])
+async def test_an_end_that_is_none_is_refused(app, job, end):
     ann = browser(app)
     form = (await ann.get(f"/jobs/{job}")).form("/do/job", "retry")
-    answer = await press(ann, form, "retry", seen="dead yesterday")
+    answer = await press(ann, form, "retry", seen=f"dead {end}")
     assert (answer.status_code, "is no end of a job" in Page(answer.text).text) == (400, True)
     assert (await app.jobs.get(job)).state == "dead"
 

@@ -221,6 +221,14 @@ def test_a_sample_with_a_signed_time_needs_the_time_it_was_sent():
     assert [one for one in said(replace(hook, at=sent)) if "genuine" in one] == []
 
 
+@pytest.mark.parametrize("secret", ["abcba", "abcdabcd", "s" * 9, "0" * 8, "a"])
+def test_a_secret_that_reads_the_same_in_another_order_is_no_fault_of_the_provider(secret):
+    sign = hmac.new(secret.encode(), b"{}", hashlib.sha256).hexdigest()
+    hook = Hook(secret, b"{}", {"x-hub-signature-256": f"sha256={sign}"})
+    sentences = problems(github.provider(), replace(dialect("github"), hooks=[hook]))
+    assert [one for one in sentences if one.startswith("hook")] == []
+
+
 def test_a_scheme_that_signs_nothing_of_the_body_is_refused():
     with pytest.raises(InvalidInput, match="change the body"):
         Signature(header="x-sig", signed="{timestamp}", timestamp="x-time", tolerance=1e12)

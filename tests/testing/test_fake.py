@@ -173,6 +173,8 @@ def test_a_loginof_an_account_that_has_no_oauth(make):
     login = fake.account("one").key
     assert client.get("/x", auth=(login["user"], login["password"])).status_code == 200
     assert client.get("/x", auth=(login["user"], "wrong")).status_code == 401
+    for text in (b"!", b"\xe9", b"/w=="):  # no base64, no ASCII, no UTF-8
+        assert client.get("/x", headers={"Authorization": b"Basic " + text}).status_code == 401
 
 
 def ask(client, fake, **fields):

@@ -161,11 +161,22 @@ def test_gzip_of_several_members(step, behind):
     assert got + decoder.rest() == b"one, two"
 
 
-def test_deflate_without_its_frame():
+@pytest.mark.parametrize("step", [1, 2, 7, 100_000])
+def test_deflate_without_its_frame(step):
     bare = zlib.compressobj(wbits=-15)
     sent = bare.compress(b"hello" * 100) + bare.flush()
     decoder = Decoder("deflate")
-    assert b"".join(decoder.feed(sent)) + decoder.rest() == b"hello" * 100
+    got = b"".join(part for at in range(0, len(sent), step) for part in decoder.feed(sent[at : at + step]))
+    assert got + decoder.rest() == b"hello" * 100
+
+
+def test_deflate_with_a_wrong_checksum_is_not_read_as_if_it_had_no_frame():
+    """Its last bytes, which zlib gets alone, would pass for a whole stream without a frame."""
+    size = 4 * 1024 - 7
+    block = b"\0" + size.to_bytes(2, "little") + (size ^ 0xFFFF).to_bytes(2, "little") + b"a" * size
+    decoder = Decoder("deflate")
+    with pytest.raises(DecodingError, match="incorrect data check"):
+        list(decoder.feed(zlib.compress(b"")[:2] + block + b"\x03\0" + b"\0" * 4))
 
 
 async def test_chunks_of_a_size(client, rude):

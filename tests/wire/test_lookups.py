@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import httpcore
 import pytest
 
-from resilient.wire.requests import guard
+from resilient.wire.requests import guard, sockets
 from resilient.wire.requests.guard import PublicNetwork, PublicNetworkSync
 from resilient.wire.requests.sockets import Backend
 from tests.helpers import LIMIT, until
@@ -80,15 +80,16 @@ class Silent:
         self.connect(*args)
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("kind", ["async", "sync", "unguarded"])
 async def test_addresses_of_a_host_share_the_time_to_connect(kind, monkeypatch):
     """However many the owner of the name lists; and each is tried."""
     addresses = [f"93.184.216.{n}" for n in range(1, 41)]
     rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 443)) for one in addresses]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
-    network, silent = PublicNetwork() if kind == "async" else PublicNetworkSync(), Silent()
-    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: silent.now))
-    network._network = SimpleNamespace(connect_tcp=silent.connect_async if kind == "async" else silent.connect)
+    network, silent = {"async": PublicNetwork, "sync": PublicNetworkSync, "unguarded": Backend}[kind](), Silent()
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: silent.now))
+    inner = SimpleNamespace(connect_tcp=silent.connect_async if kind == "async" else silent.connect)
+    setattr(network, "_inner" if kind == "unguarded" else "_network", inner)
     connect = network.connect_tcp if kind == "async" else partial(asyncio.to_thread, network.connect_tcp)
     with pytest.raises(httpcore.ConnectTimeout):
         await connect("many.example", 443, 5.0)

@@ -55,7 +55,7 @@ _NO_ERROR: Final = frozenset({"defer", "snooze", "slice", "handed_back", "cancel
 class Finding:
     """Something is wrong now. ``parts`` tell alerts of one name and subject apart.
 
-    ``apart``: the account whose own it is, that shares no notice with what others have.
+    ``apart``: an account whose alerts and notices are its own, not shared with other accounts; "" for none.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Finding:
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def without(self, keys: Collection[str]) -> Finding | None:
-        """The same without a word of these accounts, which are erased; None if it is of nobody else."""
+        """The finding with nothing in it of these erased accounts; None if it is about them alone."""
         is_gone, is_example = (
             any(is_below(str(name), key) for key in keys) for name in (self.subject, self.detail.get("resource", ""))
         )

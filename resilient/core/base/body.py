@@ -41,13 +41,13 @@ def pick(body: Any, path: str) -> list[Any]:
         elif isinstance(step, int):
             values = [value[step] for value in values if isinstance(value, list) and step < len(value)]
         elif step == "*":
-            values = [item for value in values if isinstance(value, dict) for item in _some(value)]
+            values = [item for value in values if isinstance(value, dict) for item in _first_values(value)]
         else:
             values = [value[step] for value in values if isinstance(value, dict) and step in value]
     return values
 
 
-def _some(value: dict[str, Any]) -> list[Any]:
+def _first_values(value: dict[str, Any]) -> list[Any]:
     return list(islice(value.values(), LISTED.value))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from resilient.core.base.bounds import BUDGET_NAME, STRUCTURED_FIELD
+from resilient.core.base.bounds import BUDGET_NAME, STRUCTURED_FIELD, believed_wait
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.instants import Word, http_date, number, read
 from resilient.core.base.misfit import check_number, check_word, explained_class, in_small_letters
@@ -301,8 +301,11 @@ def _with_standard(named: list[Budget], response: Fields, now: datetime) -> list
     for item in policy or ():
         if isinstance(item.value, str):
             name = one_line(item.value[: BUDGET_NAME.value])
-            merged[name] = merged.get(name, Budget(name))._replace(
-                limit=_param(item, "q"), window=_param(item, "w"), unit=str(item.params.get("qu", "requests"))
+            before = merged.get(name, Budget(name))
+            merged[name] = before._replace(
+                limit=_param(item, "q"),
+                window=before.window or _span(item),
+                unit=str(item.params.get("qu", "requests")),
             )
     if (service := parse_list(text)) is not None:
         for item in service:
@@ -322,8 +325,14 @@ def _window(policy: list[Item] | None, limit: float) -> float | None:
     """The window of the older numeric policy (``100;w=60``) that states this limit."""
     for item in policy or ():
         if not isinstance(item.value, (str, bytes, bool)) and item.value == limit and "w" in item.params:
-            return _param(item, "w")
+            return _span(item)
     return None
+
+
+def _span(item: Item) -> float | None:
+    """The window that an answer states; only facts may say that one is longer than what is believed of a wait."""
+    span = _param(item, "w")
+    return None if span is None else believed_wait(span)
 
 
 def _param(item: Item, key: str) -> float | None:

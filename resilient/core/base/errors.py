@@ -282,6 +282,13 @@ def _finite(word: str, seconds: S) -> S:
     return seconds
 
 
+def _scope(word: str) -> Scope:
+    try:
+        return Scope(word)
+    except ValueError:
+        raise InvalidInput(f"Throttled(scope={word!r}): scope is 'endpoint', 'account' or 'provider'") from None
+
+
 class Transient(JobFailure):
     """Try again later: charged, backed off."""
 
@@ -298,7 +305,10 @@ class Permanent(JobFailure):
 
 
 class Throttled(JobFailure):
-    """The account must wait until ``until`` (an aware datetime), or for ``retry_after`` seconds."""
+    """The account must wait until ``until`` (without a zone: UTC), or for ``retry_after`` seconds.
+
+    ``scope``: ``"endpoint"`` or ``"provider"`` waits instead. Raises `InvalidInput`, `TypeError`.
+    """
 
     def __init__(
         self,
@@ -312,7 +322,7 @@ class Throttled(JobFailure):
         super().__init__(
             message,
             failure=Failure(
-                FailureKind.THROTTLED, scope=Scope(scope), retry_at=at, retry_in=_finite("Throttled", retry_after)
+                FailureKind.THROTTLED, scope=_scope(scope), retry_at=at, retry_in=_finite("Throttled", retry_after)
             ),
         )
 

@@ -174,6 +174,11 @@ def add_seconds(at: datetime, seconds: float) -> datetime:
         return FAR if seconds > 0 else datetime.min.replace(tzinfo=UTC)
 
 
+def from_epoch(seconds: float) -> datetime:
+    """The moment so many seconds after 1970, saturating at `FAR`: what a limit computes has no end."""
+    return add_seconds(_EPOCH, seconds)
+
+
 def in_utc(at: datetime) -> datetime:
     """The same moment in UTC, not before `NEAR` and not after `FAR`.
 

@@ -85,7 +85,7 @@ def _is_login(text: str, scheme: str) -> bool:
 
 def masked(text: str) -> str:
     """``text`` without what follows "Bearer", "password=" and the like, and with harmless URLs; in linear time."""
-    words = text.casefold()  # to look for a word in it takes a hundredth of what the patterns take
+    words = text.casefold()  # looking for a word takes a hundredth of a pattern's time
     if any(word in words for word in _SCHEMES):
         text = _SCHEME.sub(rf"\1 {MASK}", text)
     text = urls(text)
@@ -98,6 +98,7 @@ def masked(text: str) -> str:
 
 _HARMLESS: Final = (int, float, type(None))  # what %d and %.1f take
 _INDENT: Final = "    "
+_EDGE: Final = 4_096  # characters beyond a cut that are masked too: half a secret is not recognised
 
 
 def logger(name: str) -> logging.Logger:
@@ -115,12 +116,12 @@ class FailureLog:
         self._is_failing = False
 
     def failed(self, template: str, *args: object) -> None:
-        """Something failed; the template and arguments of a line that says so."""
+        """Log a failure, by a template and its arguments: a warning if it is the first since `worked`."""
         self._log.log(logging.DEBUG if self._is_failing else logging.WARNING, template, *args)
         self._is_failing = True
 
     def worked(self) -> None:
-        """It worked; a line says so if it failed before."""
+        """Log the end of the failure, if there was one."""
         if self._is_failing:
             self._is_failing = False
             self._log.warning("%s", self._end)
@@ -142,17 +143,25 @@ def _harmless(arg: object) -> Any:
 
 
 def _shown(text: str, most: int) -> str:
-    shown = one_line(masked(text[:most]))
+    """One harmless line of at most ``most`` characters of ``text``, which is cut after it is masked."""
+    window = text[: most + _EDGE]
+    if len(text) > len(window):
+        window = window[: max(window.rfind(" ", most), 0) or None]
+    shown = one_line(masked(window))
     return shown[: most - 1] + "…" if len(text) > most else shown
 
 
 def _trace(error: BaseException) -> str:
-    """The last frames and the words of an exception and of what led to it."""
+    """The end of an exception's traceback, with its causes, harmless and indented."""
     try:
         text = "".join(traceback.format_exception(error))
     except BaseException as second:  # noqa: BLE001 - a stranger's `__str__`
         text = f"{type(error).__name__} (its traceback cannot be had: {type(second).__name__})"
-    return textwrap.indent(masked(plain(text[-LOGGED_TRACEBACK.value :])).rstrip(), _INDENT)
+    most = LOGGED_TRACEBACK.value
+    window = text[-most - _EDGE :]
+    if len(text) > len(window):
+        window = window[window.find("\n", 0, _EDGE) + 1 :]
+    return textwrap.indent(masked(plain(window))[-most:].rstrip(), _INDENT)
 
 
 def _text(arg: object) -> str:
@@ -175,7 +184,7 @@ _ABSENT: Final = {PREFIX + name: None for name in FIELDS}
 
 
 def apart() -> Context:
-    """The caller's context without its job and its span: for what the engine begins there and many jobs use."""
+    """A copy of the caller's context without its job and span: for tasks begun in a job that serve others too."""
     context = copy_context()
     if running.get() is not None:
         context.run(_forget)

@@ -52,7 +52,7 @@ def figure(number: float) -> str:
 def rough(seconds: float, *, nearest: bool = False) -> str:
     """A length of time in one unit, for narrow columns: ``45 s``, ``3 min``, ``2 h``, ``3 d``.
 
-    What has begun counts only when it is full; with ``nearest`` if half of it is.
+    Rounded down to whole units; with ``nearest``, to the nearest one.
     """
     whole = max(0, round(seconds))
     for size, part, unit in ((_DAY, _HOUR, "d"), (_HOUR, _MINUTE, "h"), (_MINUTE, 1, "min")):

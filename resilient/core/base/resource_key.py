@@ -19,12 +19,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.errors import BadResourceKey
+from resilient.core.base.phrases import brief
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_SEGMENTS: Final = 4
 MAX_LENGTH: Final = 255
+_SHOWN: Final = 2 * MAX_LENGTH  # characters of what is no key, in the error that says so
 FAR: Final = "~"  # sorts after every character a key may have
 _KEY: Final = re.compile(r"[A-Za-z0-9._:@+-]+(?:/[A-Za-z0-9._:@+-]+){0,3}")
 _DOTS: Final = frozenset({".", ".."})
@@ -54,8 +56,8 @@ def check_stored(key: str) -> str:
     """Return ``key`` if rows may have it, else raise `BadResourceKey`: for what looks at them, runs or deletes them."""
     if not isinstance(key, str) or len(key) > MAX_LENGTH or not _KEY.fullmatch(key):
         raise BadResourceKey(
-            f"{key!r} is not a resource key: use 1 to {MAX_SEGMENTS} segments of letters, digits and ._:@+- "
-            f"joined by '/', at most {MAX_LENGTH} characters, such as 'github/acct-7'",
+            f"{brief(repr(key), _SHOWN)} is not a resource key: use 1 to {MAX_SEGMENTS} segments of letters, digits"
+            f" and ._:@+- joined by '/', at most {MAX_LENGTH} characters, such as 'github/acct-7'",
         )
     return key
 
@@ -133,6 +135,8 @@ def each_depth(pattern: str) -> tuple[str, ...]:
 
 def check_pattern(pattern: str) -> str:
     """Return ``pattern`` if it may match resource keys, else raise `BadResourceKey`."""
-    if not _PATTERN.fullmatch(pattern):
-        raise BadResourceKey(f"{pattern!r} is not a resource pattern: write a key with * or ?, such as 'github/*'")
+    if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+        raise BadResourceKey(
+            f"{brief(repr(pattern), _SHOWN)} is not a resource pattern: write a key with * or ?, such as 'github/*'"
+        )
     return pattern

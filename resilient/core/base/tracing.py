@@ -49,12 +49,12 @@ _OURS: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # 
 
 
 class Run(Protocol):
-    """What runs: an execution, or the call that several share."""
+    """One run: an execution, or the call that the executions of a batch share."""
 
     id: UUID  # its job, or the first of those that share the call
-    ids: Sequence[UUID]  # of those that share the call
+    ids: Sequence[UUID]  # of the jobs that share the call
     transaction_open: bool  # of its handler
-    unseen: Any  # its span context, if nobody will see its span; made when somebody asks
+    unseen: Any  # the span context of a run that `Tracing(share=)` leaves out; made when it is first asked for
 
     def log_fields(self) -> Mapping[str, Any]:
         """What logs say of it: ``job_id``, ``kind``, ``resource_key`` and ``attempt``."""
@@ -181,7 +181,7 @@ class Span:
             self._span.end()
 
 
-class _Whole(Span):
+class _BlockSpan(Span):
     """A span that is the current one within its block, and ends with it."""
 
     __slots__ = ()
@@ -203,9 +203,9 @@ class Tracing:
     """Where a program's spans go, and what they may say.
 
     ``tracer_provider``: by default the program's global one. ``tenants``: resource keys, addresses and texts of
-    errors may stand in them too. ``share``: of so many runs of jobs, chosen by chance, OpenTelemetry is told at all;
-    its own sampler costs several microseconds for each span that it drops. ``enabled=False``: no spans, and no trace
-    context is kept with jobs. Raises `InvalidInput`.
+    errors may stand in them too. ``share``: the fraction of the runs of jobs, chosen at random, that have spans at all;
+    OpenTelemetry's own sampler costs several microseconds for each span that it drops. ``enabled=False``: no spans, and
+    no trace context is kept with jobs. Raises `InvalidInput`.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Tracing:
         if tracer is None:
             return _NOTHING
         attributes = _message(operation, operation_type, destination)
-        return _Whole(tracer.start_span(f"{operation} {destination}", kind=_api().producer, attributes=attributes))
+        return _BlockSpan(tracer.start_span(f"{operation} {destination}", kind=_api().producer, attributes=attributes))
 
     def leaves_out(self) -> bool:
         """Whether nobody will see the run that begins, nor what begins within it.
@@ -280,12 +280,14 @@ class Tracing:
         return Span(tracer.start_span(name, context=api.nowhere, kind=api.consumer, links=links, attributes=attributes))
 
     def send(self, destination: str, trace: Mapping[str, Any]) -> AbstractContextManager[Span | None]:
-        """Around the sending of an event to its destination; ``trace``: of its publishing, linked."""
+        """Around the sending of an event to its destination, linked to ``trace``, the context of its publishing."""
         tracer = self.tracer()
         if tracer is None:
             return _NOTHING
         attributes, links = _message("send", "send", destination), _links([trace])
-        return _Whole(tracer.start_span(f"send {destination}", kind=_api().client, links=links, attributes=attributes))
+        return _BlockSpan(
+            tracer.start_span(f"send {destination}", kind=_api().client, links=links, attributes=attributes)
+        )
 
     def refresh(self, provider: str) -> AbstractContextManager[Span | None]:
         """Around the request for a new token: a trace of its own, because many callers wait for the same one."""
@@ -295,7 +297,7 @@ class Tracing:
         attributes = {"http.request.method": "POST", "resilient.provider": provider}
         api = _api()
         span = tracer.start_span(f"refresh {provider}", context=api.nowhere, kind=api.client, attributes=attributes)
-        return _Whole(span)
+        return _BlockSpan(span)
 
     def request(self, method: str, describe: Callable[[], Mapping[str, Any]]) -> Span | None:
         """One sending of a request: a child of the current span. ``describe`` gives its attributes.

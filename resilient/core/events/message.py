@@ -143,7 +143,7 @@ def decode(text: str, *, delivery: str, number: int | None = None) -> Message:
             sequence=number if sequence is None else int(sequence), subject=event.get("subject"),
             traceparent=event.get("traceparent"), tracestate=event.get("tracestate"), time=_time(event.get("time")),
         )  # fmt: skip
-    except (AttributeError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not an event in CloudEvents JSON: {error}") from None
 
 
@@ -176,7 +176,10 @@ class Arrival(StrEnum):
 
 
 def place(number: int, highest: int, *, gapless: bool) -> Arrival:
-    """``highest`` is the highest number handled so far; 0: none, so that any number may be the first."""
+    """What to do with message ``number`` of a key of which ``highest`` is the highest number handled so far.
+
+    0: none was handled, so any number may be the first. ``gapless``: no number may be passed over.
+    """
     if number <= highest:
         return Arrival.OUTDATED
     return Arrival.EARLY if gapless and highest and number > highest + 1 else Arrival.FIRST

@@ -24,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from resilient.core.base.instants import from_epoch
 from resilient.core.gates.breaker import BreakerFacts, elect, electable, ramp_allowance, ramp_step
 from resilient.core.gates.learnt import FEWEST, allowance, current
 from resilient.core.gates.rate_limit import FULL, LEARNT, Limit, LimitState, available, ready_at, take
@@ -67,8 +68,8 @@ class ResourceFacts:
 class Level:
     """One key of a path: facts, policy, limits by name (absent: never drawn), jobs running at or below it.
 
-    ``running`` matters only where `needs_count` says so, and with ``stated``: limits that nobody declared, of which the
-    provider's answers say what is left.
+    ``running`` is read only where `needs_count` says so, or where there are ``stated`` limits: those that nobody
+    declared, and of which the provider's answers say what is left.
     """
 
     facts: ResourceFacts
@@ -221,7 +222,7 @@ def _slow_start(facts: ResourceFacts, policy: Policy, now: datetime) -> tuple[in
     ramp = ramp_allowance(facts.breaker, policy.breaker, now)
     after_rest = None if facts.learnt is None else allowance(facts.learnt, now.timestamp())
     if after_rest is not None and (ramp is None or after_rest <= ramp):
-        since = None if facts.learnt is None else datetime.fromtimestamp(facts.learnt.resumes_at, UTC)
+        since = None if facts.learnt is None else from_epoch(facts.learnt.resumes_at)
         return after_rest, Stop(facts.key, "cooldown", now + SLOW_STEP, since, SLOW_START)
     if ramp is None:
         return None
@@ -236,7 +237,7 @@ def _circuit(facts: ResourceFacts) -> Stop:
 
 
 def _longest(stops: Sequence[Stop]) -> Stop:
-    """The stop that ends last, of equals that of the highest ancestor: a turn parked there is moved only once."""
+    """The stop that ends last; among equals the highest ancestor's, because a turn parked there moves only once."""
     best = stops[0]
     for stop in stops[1:]:
         if (stop.until or _FAR) >= (best.until or _FAR):
@@ -265,7 +266,7 @@ def _room(level: Level, most: int, now: datetime, priority: int) -> tuple[int, S
                 whole = max(int(units + _ALMOST) - begun, 0)
                 if whole < room:
                     at = ready_at(limit, take(limit, state, whole, epoch), 1.0, epoch) - ahead
-                    until = datetime.fromtimestamp(max(at, epoch), UTC)
+                    until = from_epoch(max(at, epoch))
                     if begun:
                         until = max(until, now + SLOW_STEP)
                     name = SLOWER if limit.name == LEARNT else limit.name
@@ -294,7 +295,7 @@ def _of_what_is_left(
             continue
         units = state.remaining - kept * limit.rate
         if units - level.running < room:
-            until = datetime.fromtimestamp(state.reset_at, UTC)
+            until = from_epoch(state.reset_at)
             if units >= 1:  # the running jobs may leave some of it
                 until = min(until, now + SLOW_STEP)
             code = RESERVED if state.remaining >= 1 > units else limit.name
@@ -316,7 +317,7 @@ def _with_started(level: Level, count: int, now: datetime, owner: str) -> Level:
     return Level(facts, policy, limits, level.running + count, level.stated)
 
 
-BEYOND: Final = 2.0  # seconds
+BEYOND: Final = 2.0  # seconds for one request beyond the count of a window that was learnt
 
 
 def in_force(policy: Policy, learnt: Learnt | None, now: datetime) -> Policy:

@@ -221,7 +221,7 @@ def ramp_step(policy: BreakerPolicy) -> timedelta:
 
 def growth(b: BreakerFacts, policy: BreakerPolicy, now: datetime) -> int:
     """How many doublings the next open time has: one fewer per calm interval since the circuit closed."""
-    if b.closed_at is None:
+    if b.closed_at is None or now <= b.closed_at:  # or a clock went back
         return b.reopens
     return max(0, b.reopens - int((now - b.closed_at).total_seconds() / policy.calm))
 

@@ -104,7 +104,7 @@ _RETURN_FAILED: Final = -2  # the same after a step to the former rate that was 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What is known of one resource. Times are epoch seconds, rates requests a second.
+    """What was learnt of one resource. Times are epoch seconds, rates requests a second.
 
     ``rate`` is what may be drawn; ``ceiling`` the least that is known to be too much (None while a probe is above it);
     ``plateau`` where a failed probe goes back to; ``good`` the rate before the latest step.
@@ -141,11 +141,11 @@ class Learnt:
     returned: bool = False  # to the former rate, by a step that nothing has confirmed yet
     window: float = 0.0  # seconds, if refusals showed it
     windowed: bool = False  # the estimate came from it
-    broken: int = 0  # times that its promise did not hold
+    broken: int = 0  # times that such an estimate was refused all the same
     drain: float | None = None  # accepted between two events, over the time between them
     drains: int = 0  # times the same drain came again
     drain_rate: float = 0.0
-    matched: bool = False
+    matched: bool = False  # the latest drain was like the one before
     # slots
     slots: int = 0
     strikes: int = 0
@@ -164,7 +164,9 @@ class Learnt:
             return None
         try:
             state = cls(**{name: value for name, value in doc.items() if name in _DEFAULTS})
-            numbers = all(isinstance(getattr(state, name), (int, float)) for name in _NUMBERS)
+            numbers = all(isinstance(getattr(state, name), (int, float)) for name in _NUMBERS) and all(
+                isinstance(getattr(state, name), (int, float, type(None))) for name in _OPTIONAL
+            )
             sane = numbers and state.kind in _KINDS and (state.kind != "rate" or (state.rate or 0.0) > 0)
         except TypeError:
             return None
@@ -189,6 +191,7 @@ def summary(s: Learnt | None, now: float) -> dict[str, Any] | None:
 _DEFAULTS: Final[Mapping[str, Any]] = {item.name: item.default for item in fields(Learnt)}
 _KINDS: Final = ("free", "rate", "slots", "quota")
 _NUMBERS: Final = tuple(name for name, value in _DEFAULTS.items() if isinstance(value, (int, float)))
+_OPTIONAL: Final = tuple(name for name, value in _DEFAULTS.items() if value is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +378,7 @@ def _rate(s: Learnt, event: _Event) -> Learnt:
 
 
 def _first_rate(s: Learnt, event: _Event, window: float | None) -> Learnt:
+    """The first estimate; ``window``: the rate of a window that the refusal showed, if any."""
     if (
         event.wait is None
         and s.burst
@@ -400,6 +404,7 @@ def _first_rate(s: Learnt, event: _Event, window: float | None) -> Learnt:
 
 
 def _failed_probe(s: Learnt, *, same: bool) -> Learnt:
+    """Back to the rate before the probe, or near it. ``same``: the refusals empty one bucket at one rate."""
     rate, plateau = s.rate or LOWEST, s.plateau or LOWEST
     same = same and s.drains >= _DRAINS  # the mean is mostly our own pace: once is chance
     near = rate <= _NEAR * plateau
@@ -475,6 +480,7 @@ def _late(s: Learnt, r: Answers, now: float, bounds: Bounds | None) -> Learnt:
 
 
 def _counted(s: Learnt, accepted: int, now: float) -> Learnt:
+    """The state with so many more accepted answers in its counts."""
     count, since, count_before, since_before = s.count, s.since, s.count_before, s.since_before
     began = s.began
     if not s.accepted:
@@ -493,6 +499,7 @@ def _is_alone(s: Learnt, r: Refusal) -> bool:
 
 
 def _mean(s: Learnt, r: Refusal, now: float) -> float:
+    """The accepted rate of the last stretch or two."""
     span = now - max(s.since_before if s.count_before else s.since, s.resumes_at)
     if _is_alone(s, r):
         span = min(span, r.seconds)
@@ -500,6 +507,7 @@ def _mean(s: Learnt, r: Refusal, now: float) -> float:
 
 
 def _drain(s: Learnt, r: Refusal, now: float) -> float | None:
+    """The accepted rate since the event before, rest and all; None if nothing was accepted or it is too long ago."""
     accepted = s.accepted + r.accepted
     if not accepted or now - s.changed_at >= _DRAIN:
         return None
@@ -507,6 +515,7 @@ def _drain(s: Learnt, r: Refusal, now: float) -> float | None:
 
 
 def _grown(s: Learnt, now: float) -> Learnt | None:
+    """The state after the next step of its rate, if one is due; None if its limit is forgotten."""
     rate = s.rate or LOWEST
     since = now - max(s.step_at, s.resumes_at)
     is_far = s.ceiling is not None and rate < s.ceiling / 3  # from what was refused

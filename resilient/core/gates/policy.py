@@ -60,7 +60,7 @@ def tenancy_of(address: str, *, confined: bool = False) -> Tenancy:
 
 LEAST_CHILDREN, MOST_CHILDREN = 2, 16  # accounts whose failures may open a provider's circuit; the most remembered
 _MOST_SECONDS: Final = 1e9  # 31 years; far beyond it dates end
-_MOST_KNOWN: Final = 65536  # keys whose choice is remembered
+_MOST_KEYS: Final = 65536  # keys whose choice is remembered
 
 
 @explained_class
@@ -122,7 +122,7 @@ class Learning:
     """Whether throttles teach a limit, and between which rates.
 
     ``learn=False``: they only make the resource rest. ``learn=(0.5, 50)``: requests a second, at least and at most.
-    ``learn="concurrency"``: what is refused is too many at once, ``learn="rate"`` that it never is.
+    ``learn="concurrency"``: every throttle means too many requests at once; ``learn="rate"``: none means that.
     ``learn="latency"``: answers that take twice as long as usual teach too.
     """
 
@@ -236,8 +236,8 @@ class Policies:
     ``limits={"github/*": [Limit(5000, per="1h")]}``, ``concurrency={"github": 8}``, ``breakers={"github/**":
     ...}``; ``tenancies`` by root, `SHARED` where nothing is said. ``pace={"crm/*": "even"}`` spreads what a
     provider says is left over the time until its reset; ``reserve={"crm/*": {5: 0.2}}`` keeps a fifth of each such
-    window for jobs of priority 5 and above. ``usual``: caps of keys for which no pattern of ``concurrency`` is meant.
-    Raises `InvalidInput` or `BadResourceKey` for what cannot be meant.
+    window for jobs of priority 5 and above. ``usual``: caps by key, where no pattern of ``concurrency`` matches.
+    Raises `InvalidInput` or `BadResourceKey` for a declaration that makes no sense.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Policies:
         for pattern, breaker in self._breakers:
             if not isinstance(breaker, BreakerPolicy):
                 raise InvalidInput(f"the breaker of {pattern!r} is {breaker!r}: write BreakerPolicy(streak=5)")
-        self._known: dict[str, Policy] = {}
+        self._by_key: dict[str, Policy] = {}
         self._shared: dict[tuple[Any, ...], Policy] = {}  # by its members: keys of one pattern share one object
 
     @property
@@ -278,8 +278,8 @@ class Policies:
     def for_key(self, key: str, override: Mapping[str, Any] | None = None) -> Policy:
         """The policy of ``key``, with its row's ``override``."""
         if override:
-            return self._plain(key).stored(override)
-        return self._known.get(key) or self._plain(key)
+            return self._choose(key).stored(override)
+        return self._by_key.get(key) or self._choose(key)
 
     def tenancy(self, key: str) -> Tenancy:
         """What the accounts below the root of ``key`` have in common."""
@@ -291,8 +291,8 @@ class Policies:
             return ()
         return tuple(level for level in path(key) if self.for_key(level).concurrency is not None)
 
-    def _plain(self, key: str) -> Policy:
-        taught_by = key.rpartition("/")[0] if is_budget(key) else key  # what throttles may teach is said of accounts
+    def _choose(self, key: str) -> Policy:
+        taught_by = key.rpartition("/")[0] if is_budget(key) else key  # `learn=` patterns name accounts
         members = (
             _best(key, self._limits) or (),
             _best(key, self._caps) or self._usual.get(key),
@@ -303,9 +303,9 @@ class Policies:
         )
         if (policy := self._shared.get(members)) is None:
             policy = self._shared[members] = Policy(*members)
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = policy
+        if len(self._by_key) >= _MOST_KEYS:
+            self._by_key.clear()
+        self._by_key[key] = policy
         return policy
 
 
@@ -314,7 +314,7 @@ _LEARNING: Final = Learning()
 
 
 def _possible(breaker: BreakerPolicy, override: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Overriding members of a breaker policy as they fit together with the others; those of newer code are left out."""
+    """An override's members brought within what they may be beside the others; those of newer code are left out."""
     names = {item.name for item in fields(BreakerPolicy)}
     members = {name: value for name, value in (override or {}).items() if name in names}
     if "children" in members:

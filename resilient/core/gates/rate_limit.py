@@ -281,12 +281,12 @@ def take(limit: Limit, state: LimitState, cost: float, now: float, at: float | N
     """
     tat, moment = _tat(limit, state), now if at is None else at
     start, drawn_at = (tat, now) if tat > moment else (moment, moment)
-    mark = (None, None) if limit.name.startswith("~") else (limit.interval, drawn_at)
+    basis = (None, None) if limit.name.startswith("~") else (limit.interval, drawn_at)
     if state.remaining is None:
-        return LimitState(start + cost * limit.interval, None, state.reset_at, state.observed_at, *mark)
+        return LimitState(start + cost * limit.interval, None, state.reset_at, state.observed_at, *basis)
     interval, _ = pace(limit, state, now)
     remaining = None if state.reset_at is None or state.reset_at <= now else state.remaining - cost
-    return LimitState(start + cost * interval, remaining, state.reset_at, state.observed_at, *mark)
+    return LimitState(start + cost * interval, remaining, state.reset_at, state.observed_at, *basis)
 
 
 def charge(limit: Limit, state: LimitState, cost: float, now: float) -> LimitState:
@@ -318,7 +318,7 @@ def _converted(limit: Limit, state: LimitState) -> LimitState:
 def give_back(limit: Limit, state: LimitState, units: float, now: float, tat: float) -> LimitState:
     """The state with ``units`` that were drawn and never sent put back, if nobody has drawn since.
 
-    ``tat``: the one that their draw led to. The part of it that has passed does not come back: the bucket has
+    ``tat``: the state's after their draw. The part of it that has passed does not come back, because the bucket has
     refilled meanwhile.
     """
     state = _unspent(state, units)
@@ -365,15 +365,23 @@ def draw(limits: Sequence[tuple[Limit, LimitState]], cost: float, now: float, pa
     return Draw(granted=True, wait=at - now, at=at, by=by, states=states)
 
 
-def observe(state: LimitState, remaining: float, reset_at: float, started_at: float) -> LimitState:
-    """The state after an answer stated ``remaining``; ``started_at`` is when its request was sent."""
+def observe(
+    state: LimitState, remaining: float, reset_at: float, started_at: float, *, is_declared: bool = True
+) -> LimitState:
+    """The state after an answer stated ``remaining``; ``started_at`` is when its request was sent.
+
+    A limit that nobody declared is full again at its reset, whatever pace another word led to before.
+    """
     if state.observed_at is not None and started_at < state.observed_at:
         return state
+    tat = state.tat
     if state.remaining is not None and state.reset_at is not None and reset_at <= state.reset_at + _SAME_WINDOW:
         if reset_at < state.reset_at - _SAME_WINDOW:
             return state  # the report is about an earlier window
         remaining = min(remaining, state.remaining)
-    return state._replace(remaining=max(0.0, remaining), reset_at=reset_at, observed_at=started_at)
+    elif not is_declared:
+        tat = min(tat, reset_at)
+    return state._replace(tat=tat, remaining=max(0.0, remaining), reset_at=reset_at, observed_at=started_at)
 
 
 # -- division among shards --------------------------------------------------------------------------------------------
@@ -387,7 +395,7 @@ _SLACK: Final = 1e-9  # of sums and products of shares
 
 
 def is_shared(pattern: str) -> bool:
-    """Whether what a pattern matches is met by several shards."""
+    """Whether the resources of a pattern (roots) are used from several shards."""
     return "/" not in pattern and ":token@" not in pattern
 
 

@@ -156,11 +156,11 @@ def _full_again(budget: Budget, now: datetime, cost: float) -> datetime | None:
     return None
 
 
-FIRST: Final = timedelta(seconds=2)
-LONGEST: Final = timedelta(minutes=5)
-SOON: Final = timedelta(seconds=60)
-BRIEF: Final = timedelta(seconds=0.5)
-PROVEN: Final = 3  # times as many passed as fit at once
+FIRST: Final = timedelta(seconds=2)  # a resource's first rest, where no time is stated
+LONGEST: Final = timedelta(minutes=5)  # its longest
+SOON: Final = timedelta(seconds=60)  # after a rest: a throttle within it doubles the next rest
+BRIEF: Final = timedelta(seconds=0.5)  # a rest after one request too many at once
+PROVEN: Final = 3  # times as many requests passed as fit at once: the limit is one of requests at once
 
 
 def cooled(

@@ -110,8 +110,8 @@ def once_more(job: JobFacts, step: Transition, now: datetime) -> Transition | No
     The job goes to the back of the line, with a fresh budget of attempts. So does a dead one, and one that its handler
     cancelled (a requested cancel ends the wish, too), because the caller was promised one more execution; but not if a
     request of it may have been received, because that is never repeated.
-    Where the operation goes on (another try, a wait, a rescue), that is not the one more: its keys are the same, and a
-    provider that has seen them does nothing. The row keeps the wish until the operation ends.
+    If the operation goes on instead (another try, a wait, a rescue), that is not the promised execution: it has the
+    same idempotency keys, and a provider that has seen them does nothing. The row keeps the wish until it ends.
     """
     unanswered = not step.clear_sent and (job.sent or job.safe_until is not None)
     if step.state == JobState.SUCCEEDED:
@@ -147,7 +147,7 @@ def _failed(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: f
         not_before = _provider_time(failure, now)
         return _go_on(job, _uncharged(job, about, not_before, now, roll), now, not_before)
     if job.sent or (kind is FailureKind.AMBIGUOUS and not outcome.repeatable):
-        return _in_doubt(job, outcome, retry, now, roll)
+        return _in_doubt(job, outcome, retry, now, _next_try(job, failure, retry, now, roll))
     if kind is FailureKind.TIMEOUT and job.checkpointed:
         step = _step(job, JobState.READY, "slice", run_at=now, **about)
         return _go_on(job, step._replace(deferrals=job.deferrals + 1), now)
@@ -164,22 +164,26 @@ def _charged(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: 
     run_at, note = _next_try(job, outcome.failure, retry, now, roll)
     if job.safe_until is not None and run_at >= job.safe_until:
         late = f"its key is safe to repeat until {moment(job.safe_until)}, and the next try would come later"
-        return _in_doubt(job, replace(outcome, message=f"{late}; {outcome.message}"), retry, now, roll)
+        return _in_doubt(job, replace(outcome, message=f"{late}; {outcome.message}"), retry, now, (run_at, note))
     about = _about(job, outcome, outcome.message + note)
     return _go_on(job, _at(_step(job, JobState.SCHEDULED, "retry", charged=True, **about), run_at, now), now)
 
 
-def _in_doubt(job: JobFacts, outcome: Failed, retry: Retry, now: datetime, roll: float) -> Transition:
-    """The step after a request that may have been received and cannot be repeated: reconcile, or dead."""
+def _in_doubt(
+    job: JobFacts, outcome: Failed, retry: Retry, now: datetime, next_try: tuple[datetime, str]
+) -> Transition:
+    """The step after a request that may have been received and cannot be repeated: reconcile, or dead.
+
+    ``next_try``: what `_next_try` returned.
+    """
     origin = _origin(_about(job, outcome))
     limit = retry.limit(FailureKind.AMBIGUOUS, job.max_attempts)
-    run_at, note = _next_try(job, outcome.failure, retry, now, roll)
+    run_at, note = next_try
     if (
         not job.can_reconcile
         or job.cancel_requested
-        or (
-            limit is not None and job.attempts >= limit
-        )  # a look repeats nothing, so one is left after the last attempt
+        # Reconciling repeats nothing, so it may come once after the last attempt.
+        or (limit is not None and job.attempts >= limit)
         or (job.expires_at is not None and run_at >= job.expires_at)
     ):
         return _unknown(job, outcome.message)._replace(**origin)
@@ -244,9 +248,7 @@ def _uncharged(
     job: JobFacts, about: dict[str, Any], not_before: datetime | None, now: datetime, roll: float
 ) -> Transition:
     """Throttled, out of quota, without credentials, a refused cursor, or our own database in trouble."""
-    if (
-        about["error_kind"] is FailureKind.DATABASE
-    ):  # while it is away nothing is claimed; this is for one that fails now and then
+    if about["error_kind"] is FailureKind.DATABASE:  # it fails now and then: while it is away, nothing is claimed
         run_at = add_seconds(now, DATABASE_PAUSE * (1 - roll / 2))
         run_at = run_at if not_before is None else max(run_at, resume_at(not_before, now, roll))
         step = _step(job, JobState.SCHEDULED, "defer", run_at=run_at, **{**about, "resource_key": None})

@@ -128,7 +128,7 @@ class OAuth2:
     ``lifetime``: seconds an access token lasts if the answer does not say (None: until it is refused);
     ``lifetime_field`` and ``lifetime_unit``: where the answer says it, and in how many seconds (0.001: milliseconds).
     ``zero_lifetime``: what a stated 0 means, ``expired`` or ``endless``. ``margin``: seconds before the end at which it
-    is refreshed, but not before half of its life; ``early_field``: where the answer says so itself, in seconds from
+    is refreshed, but not before half of its life; ``early_field``: where the answer itself states when, in seconds from
     now. ``refresh_lifetime``: seconds the refresh token lasts, and ``refresh_lifetime_field``. ``rotation``, and
     ``grace``: seconds for which the old refresh token may be replayed (None with `Rotation.GRACE`: until its successor
     is used).
@@ -245,7 +245,7 @@ class OAuth2:
         return replace(self, guarded=False, **urls)
 
     def following(self, here: str, there: str) -> Self:
-        """These facts with the addresses that stand at the origin ``here`` at ``there`` instead, paths kept."""
+        """These facts, with each address at the origin ``here`` moved to ``there``, paths kept."""
         urls: dict[str, Any] = {
             name: there + url.removeprefix(here) for name in URLS if prefix_of(url := getattr(self, name)) == here
         }

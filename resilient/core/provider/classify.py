@@ -112,7 +112,7 @@ def cost_of(answer: AnswerFacts, provider: Provider) -> float | None:
     try:
         cost = provider.cost(answer)
         return float(cost) if cost is not None and 0 <= cost < float("inf") else None
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+    except Exception:  # noqa: BLE001 - whatever a provider's function raises, the request was answered
         return None
 
 
@@ -137,7 +137,8 @@ def _codes(answer: AnswerFacts, provider: Provider) -> tuple[str, ...]:
         values.append(m[1])
     codes = [str(c) for c in values if isinstance(c, (str, int)) and not isinstance(c, bool) and c != ""]
     if errors.code_form:
-        codes = [m[1] if (m := _search(errors.code_form, code, bounds.SEARCHED_CODE)) else code for code in codes]
+        matches = [_search(errors.code_form, code, bounds.SEARCHED_CODE) for code in codes]
+        codes = [(m and m[1]) or code for m, code in zip(matches, codes, strict=True)]
     return tuple(one_line(code[: bounds.ERROR_CODE.value]) for code in codes)
 
 
@@ -204,8 +205,8 @@ def _computed(seconds: Callable[[Any], float | None], body: Any) -> float | None
     """Seconds by the provider's own function; None if that has nothing to say or fails."""
     try:
         value = seconds(body)
-        return value if value is not None and 0 < value < float("inf") else None
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+        return float(value) if value is not None and 0 < value < float("inf") else None
+    except Exception:  # noqa: BLE001 - as in `cost_of`
         return None
 
 

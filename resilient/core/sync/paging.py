@@ -13,6 +13,7 @@ algorithm), so that it needs a few bytes in a stored cursor, however long the st
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -210,6 +211,7 @@ class Loop(NamedTuple):
 
 
 Absent = Literal["error", "empty"]
+_HALF: Final = re.compile("[\\ud800-\\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +316,9 @@ def cursor_at(answer: AnswerFacts, path: str, *, least: int = 1) -> str | None:
     cursor = values[0]
     if isinstance(cursor, bool) or not isinstance(cursor, (str, int)) or len(str(cursor)) > CURSOR.value:
         raise PagingError(f"{path!r} is {type(cursor).__name__} where a cursor should be")
-    return str(cursor)
+    if _HALF.search(text := str(cursor)):
+        raise PagingError(f"{path!r} holds half a character where a cursor should be, and no request can carry it")
+    return text
 
 
 def _flags(answer: AnswerFacts, path: str) -> list[bool]:

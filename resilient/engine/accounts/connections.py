@@ -20,7 +20,7 @@ from resilient.core.base.errors import ConnectionNotFound, ConsentRefused, Inval
 from resilient.core.base.frames import frameless_calls
 from resilient.core.base.instants import add, in_utc
 from resilient.core.base.loggers import logger
-from resilient.core.base.misfit import explained_calls
+from resilient.core.base.misfit import check_storable, explained_calls
 from resilient.core.base.phrases import fits_header, nearest
 from resilient.core.base.resource_key import check, check_stored
 from resilient.core.jobs.records import plain
@@ -121,6 +121,8 @@ class Connections:
         if state is not None and state not in list(GrantState):
             words = [one.value for one in GrantState]
             raise InvalidInput(f"state={state!r}: say one of {', '.join(words)}{nearest(str(state), words)}")
+        for what, text in (("provider", provider), ("after", after)):
+            check_storable(what, text or "")
         name = None if state is None else GrantState(state).value
         rows = await self._db.read(None, connections.find_all, under=provider, state=name, after=after, limit=limit)
         return [info_of(row) for row in rows]

@@ -526,8 +526,9 @@ def _policies(
     """The policies of resources: what the program declares overrides its providers' facts."""
     rates, caps = {**limits_of(providers), **(limits or {})}, {**caps_of(providers), **(concurrency or {})}
     patterns = chain(limits or (), concurrency or (), *(one or () for one in others.values()))
+    made = Policies(rates, caps, tenancies=tenancies_of(providers), usual=default_caps(destinations), **others)
     warn_of_roots(patterns, {provider.name for provider in providers})
-    return Policies(rates, caps, tenancies=tenancies_of(providers), usual=default_caps(destinations), **others)
+    return made
 
 
 def _opened(target: Any, connections: int, **options: Any) -> Database:

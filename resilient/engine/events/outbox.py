@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from pydantic import BaseModel
@@ -25,13 +26,13 @@ from sqlalchemy.orm import Session
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import explained_calls, is_whole
-from resilient.core.base.numbers import SIGNS, lost_number
 from resilient.core.base.tracing import current
 from resilient.core.events.message import RESOURCE, Envelope, EventInfo, Replayed, numbered
 from resilient.core.events.message import destination as destination_of
 from resilient.engine.ground import sessions
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.encoder import JobRequest, checked_name, new_id, with_trace
+from resilient.engine.ground.kinds import lost_in, masked_in
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.engine.jobs.queue import write, write_back
@@ -90,8 +91,8 @@ def data_of(event: Event) -> str:
         text = event.model_dump_json(by_alias=True, warnings="error")
     except (PydanticSerializationError, ValueError) as error:
         raise BadPayload(f"event {type(event).event_type!r} is not what its fields say: {error}") from None
-    may_have_lost = any(sign in text for sign in SIGNS)
-    if may_have_lost and (problem := lost_number(event.model_dump(by_alias=True), text)) is not None:
+    plain = partial(event.model_dump, by_alias=True)
+    if (problem := lost_in(text, plain) or masked_in(text, plain)) is not None:
         raise BadPayload(f"event {type(event).event_type!r} is not JSON: {problem}")
     return text
 

@@ -29,7 +29,7 @@ from resilient.engine.ground.audited import audited
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs.api import spacing_of
 from resilient.store.gates import controls as gates
-from resilient.store.gates import resources
+from resilient.store.gates import limits, resources
 from resilient.store.inspect import resources as resource_queries
 from resilient.store.inspect import why
 from resilient.store.jobs.changes import UNSET, Unset
@@ -110,6 +110,7 @@ class Resources:
         """
         if pattern is not None:
             resource_key.check_pattern(pattern)
+        check_storable("after", after or "")
         return await self._db.read(session, resource_queries.page, pattern=pattern, gate=gate, limit=limit, after=after)
 
     async def summary(self, *, session: CallersSession = None) -> builtins.list[StoppedGroup]:
@@ -185,10 +186,11 @@ class Resources:
     ) -> Changed:
         """Close the circuit, end cooldown and pause: all three, also with ``gate``.
 
-        Credentials and policies stay. Without ``gate`` a pattern means those that are stopped, by any gate.
+        What answers said is left of its limits is forgotten. Credentials and policies stay. Without ``gate`` a pattern
+        means those that are stopped, by any gate.
         """
         stops = _of_a_pattern(which, "any") if isinstance(gate, Unset) else gate
-        return await self._each(which, stops, bulk, session, _reset)
+        return await self._each(which, stops, bulk, session, _reset, policies=self._ground.policies)
 
     @audited("resources limit")
     async def limit(
@@ -379,8 +381,13 @@ def _ahead(c: Connection, d: Dialect, until: datetime | timedelta | None) -> dat
     return at
 
 
-def _reset(c: Connection, d: Dialect, key: str) -> None:
-    for one in (*resources.budgets_of(c, d, key), key):
+def _reset(c: Connection, d: Dialect, key: str, *, policies: Policies) -> None:
+    resources.ensure(c, d, [key])
+    keys = [*resources.budgets_of(c, d, key), key]
+    rows = resources.lock_waiting(c, d, keys)
+    declared = {one: policies.for_key(one, facts.policy_override).request_limits for one, facts in rows.items()}
+    limits.forget_stated(c, d, declared)
+    for one in keys:
         gates.warm_up(c, d, one)
     gates.close(c, d, key)
     gates.resume(c, d, key)

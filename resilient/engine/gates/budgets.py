@@ -172,9 +172,9 @@ def _head(form: str) -> str:
 
 MOST_STATED: Final = 8  # budgets of a resource
 CLOSE: Final = 200  # left: what the slots of a few workers use up within a second
+_EARLIER: Final = 2.0  # seconds; resets of one window differ by less (rounding, skew)
 _STEADY: Final = 2  # answers in a row that state a budget, after which every request is taken to count for it
 _MOST_RESOURCES: Final = 20_000  # resources
-_WINDOWS: Final = (1.0, 10.0, 60.0, 3600.0, 86400.0)  # seconds, of a budget that does not say how long it is
 
 
 @dataclass(slots=True)
@@ -182,6 +182,10 @@ class _Stated:
     limit: Limit
     until: float  # epoch seconds
     answers: int = 0
+
+    def is_over(self, now: float, until: float) -> bool:
+        """Whether its window has ended, or is taken back by an answer that states an earlier end."""
+        return now >= self.until or until < self.until - _EARLIER
 
 
 class Stated:
@@ -222,14 +226,14 @@ class Stated:
         return near
 
     def _one(self, kept: dict[str, _Stated], budget: Budget, seconds: float, now: float) -> _Stated | None:
-        if not budget.limit or (budget.name not in kept and len(kept) >= MOST_STATED):
+        if budget.limit is None or budget.limit < 1 or (budget.name not in kept and len(kept) >= MOST_STATED):
             return None
-        per = budget.window or next((w for w in _WINDOWS if seconds <= w + 1), seconds)
-        one = kept.get(budget.name)
-        if one is None or one.limit.rate != budget.limit or one.limit.per < per:
+        per = budget.window or max(1.0, seconds)  # at least: what is left until the reset bounds it besides
+        one, until = kept.get(budget.name), now + seconds
+        if one is None or one.limit.rate != budget.limit or one.limit.per < per or one.is_over(now, until):
             answers = 0 if one is None else one.answers
             one = kept[budget.name] = _Stated(Limit.stated(budget.name, budget.limit, per), now, answers)
-        one.until, one.answers = now + seconds, one.answers + 1
+        one.until, one.answers = until, one.answers + 1
         return one
 
 
@@ -267,7 +271,7 @@ def undeclared(budget: Budget, reach: Reach, now: datetime) -> float | None:
     """Seconds until a budget that no limit was declared for is full again; None if it has one, or none is told."""
     if budget.unit != "requests" or budget.remaining is None or budget.reset_at is None or budget.reset_at <= now:
         return None
-    return None if _owner(budget, reach) is not None else believed_wait((budget.reset_at - now).total_seconds())
+    return None if _owner(budget, reach) is not None else _believed(budget, budget.reset_at, now)
 
 
 def spent(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
@@ -276,7 +280,12 @@ def spent(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
         return None
     if budget.reset_at <= now or _owner(budget, reach) is not None:
         return None
-    return now + timedelta(seconds=believed_wait((budget.reset_at - now).total_seconds()))
+    return now + timedelta(seconds=_believed(budget, budget.reset_at, now))
+
+
+def _believed(budget: Budget, reset_at: datetime, now: datetime) -> float:
+    """Seconds until a stated reset, as far as it is believed; only facts know of windows longer than a day."""
+    return believed_wait((reset_at - now).total_seconds(), budget.window or 0.0)
 
 
 def _owner(budget: Budget, reach: Reach) -> tuple[str, Limit] | None:

@@ -45,6 +45,7 @@ LEAST_LEAD, LONGEST_LEAD = 0.005, 1.0  # seconds
 _BATCH: Final = 500  # draws in one transaction
 _MOST_PURSES: Final = 10_000
 _LEAST_LEASE: Final = 2  # units
+_SHUT_FOR: Final = 2.0  # seconds in which a refusal is repeated without asking: a person may reset the limit meanwhile
 _NEXT_TRY: Final = 5.0  # seconds until a job whose draw failed, and what a held limit has to settle, are tried again
 
 
@@ -63,6 +64,7 @@ class Purse:
     before: int = 0  # draws in as long a time before `since`
     since: float = 0.0  # monotonic
     shut_until: float = 0.0  # epoch seconds; before that a draw of `shut_cost` is refused
+    shut_at: float = 0.0  # monotonic; when that was answered
     shut_cost: float = 0.0
     shut_by: str = ""
 
@@ -152,7 +154,7 @@ class Drawing:
             self._cancelled(waiting)
             raise
         if not drawn.draw.granted:
-            purse.shut_until, purse.shut_cost = drawn.draw.at, cost
+            purse.shut_until, purse.shut_cost, purse.shut_at = drawn.draw.at, cost, self._monotonic()
             purse.shut_by = limits[drawn.draw.by][0]
             raise self._stopped(purse)
         return self._place(purse, cost, drawn)
@@ -279,7 +281,8 @@ class Drawing:
             purse.shut_until = 0.0
 
     def _refuse_if_shut(self, purse: Purse, cost: float) -> None:
-        if cost >= purse.shut_cost and purse.shut_until > self._now().timestamp() + PATIENCE:
+        shut = cost >= purse.shut_cost and purse.shut_until > self._now().timestamp() + PATIENCE
+        if shut and self._monotonic() - purse.shut_at < _SHUT_FOR:
             raise self._stopped(purse)
 
     def _stopped(self, purse: Purse) -> ResourceStopped:

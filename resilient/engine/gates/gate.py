@@ -474,7 +474,7 @@ class Gate:
                 self._reporter.wake(0.0 if observation.remaining <= observation.limit.capacity else 1.0)
             elif (seconds := undeclared(budget, reach, now)) is not None and budget.remaining:
                 self._lessons.flows.hold_to(ticket.key, budget.remaining, seconds)
-                stated.append((budget, seconds))
+                stated.append((budget._replace(reset_at=add_seconds(now, seconds)), seconds))
             elif (reset_at := spent(budget, reach, now)) is not None:
                 await self.cool_down(named or ticket.key, reset_at, f"budget:{budget.name}", exact=True)
         if stated:

@@ -5,8 +5,10 @@ Both sides import them from here: those that enqueue, and the worker. `handler.p
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,6 +23,7 @@ from typing import (
 )
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import check_whole, explained_class
@@ -36,6 +39,8 @@ P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 R = TypeVar("R")
 Mode: TypeAlias = Literal["staged", "atomic"]
+# A payload is stored under the names of its fields; a program may give it, and read what a provider sent, by aliases.
+_NAMES: Final[dict[str, Any]] = {"by_alias": True, "by_name": True}
 _KIND: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
 DEFAULT_TIMEOUT: Final = 300.0
 DEFAULT_RETRY: Final = Retry()
@@ -68,16 +73,49 @@ def adapter_of(model: Any) -> TypeAdapter[Any]:
         ) from error
 
 
+def value_of(adapter: TypeAdapter[Any], stored: Any, *, by_name: bool | None = True) -> Any:
+    """A model's value from decoded JSON, which is read as JSON: there a strict model takes a time as text.
+
+    ``stored`` may hold values of Python's own, if an upgrade made them.
+    """
+    try:
+        text = json.dumps(stored)
+    except (TypeError, ValueError, RecursionError):
+        return adapter.validate_python(stored, by_alias=True, by_name=by_name)
+    return adapter.validate_json(text, by_alias=True, by_name=by_name)
+
+
 def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
-    """What is wrong with the number that JSON text has lost (infinity, NaN); None: nothing.
+    """What is wrong with JSON text: it cannot be read again, or a number is lost (infinity, NaN); None: nothing.
 
     ``plain`` gives what was serialized, as dicts, lists and plain values.
     """
+    if len(text) > _READABLE:
+        try:
+            from_json(text, cache_strings="none")
+        except ValueError as error:
+            return f"it could not be read again ({error}): {_LIMITS}"
     is_suspect = _NULL in text or _NAN in text or _INFINITY in text or _NONE in text  # a third of the time of `any`
     return lost_number(plain(), text) if is_suspect else None
 
 
+def masked_in(text: str, plain: Callable[[], Any]) -> str | None:
+    """What is wrong with JSON text in which pydantic wrote stars for a secret; None: nothing. ``plain`` as above."""
+    place = _secret_place(plain(), ()) if _STARS in text else None
+    return place and f"{place} is a secret, of which pydantic writes stars: give it a field_serializer that tells it"
+
+
+def _secret_place(value: Any, place: tuple[object, ...]) -> str | None:
+    if hasattr(value, "get_secret_value"):
+        return ".".join(map(str, place)) or "the value"
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    return next((path for name, one in inner if (path := _secret_place(one, (*place, name)))), None)
+
+
+_STARS: Final = "**********"
 _NULL, _NAN, _INFINITY, _NONE = SIGNS
+_READABLE: Final = 400  # characters of a text that is too short for what a reader refuses, and a writer does not
+_LIMITS: Final = "a whole number has at most 4,300 digits, and lists and objects stand in each other 200 deep at most"
 
 
 @explained_class
@@ -111,11 +149,12 @@ class Kind(Generic[P]):
     def encode(self, payload: Any) -> str:
         """Check a payload against the model and return it as JSON text; raises `BadPayload`."""
         try:
-            checked = payload if self.model is None else self._adapter.validate_python(payload)
-            text = self._adapter.dump_json(checked).decode()
+            checked = payload if self.model is None else self._adapter.validate_python(payload, **_NAMES)
+            text = self._adapter.dump_json(checked, round_trip=True).decode()
             if checked is None or isinstance(checked, str):
                 return text
-            problem = lost_in(text, lambda: self._adapter.dump_python(checked, warnings=False))
+            plain = partial(self._adapter.dump_python, checked, round_trip=True, warnings=False)
+            problem = lost_in(text, plain) or masked_in(text, plain)
         except ValidationError as error:
             raise BadPayload(
                 f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"
@@ -140,11 +179,9 @@ class Kind(Generic[P]):
         """A stored payload back as the model; raises `BadPayload`."""
         try:
             if version != self.version and self.upgrade is not None:
-                return cast(
-                    "P",
-                    self._adapter.validate_python(self.upgrade(_UNTYPED.validate_json(text or "null"), version)),
-                )
-            return cast("P", self._adapter.validate_json(text or "null"))
+                upgraded = self.upgrade(_UNTYPED.validate_json(text or "null"), version)
+                return cast("P", value_of(self._adapter, upgraded))
+            return cast("P", self._adapter.validate_json(text or "null", **_NAMES))
         except ValidationError as error:
             raise BadPayload(
                 f"stored payload (version {version}) does not fit the model of {self.kind!r}:"

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from resilient.core.base.errors import InvalidInput
-from resilient.core.base.misfit import explained_calls
+from resilient.core.base.misfit import check_storable, explained_calls
 from resilient.engine.ground.audited import noted
 from resilient.engine.ground.sessions import SyncFacade, Transactions, blocking
 from resilient.store.inspect import audit as store
@@ -44,6 +44,8 @@ class Audit:
             raise InvalidInput(f"limit={limit}: ask for 1 to {store.PAGE_LIMIT:,} changes at a time")
         if after is not None and not 0 <= after < 2**63:
             raise InvalidInput(f"after={after}: this is not the number of a change")
+        for what, text in (("who", who), ("subject", subject)):
+            check_storable(what, text or "")
         return await self._db.read(None, store.page, who=who, subject=subject, after=after, limit=limit)
 
     async def begin(

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _UNCHANGED: Final = 304
+_GONE: Final = 410
 _OPENINGS: Final = (b"{", b"[")
 _PARTS: Final = 100  # objects and lists that a record may have
 _MANY: Final = 10_000  # objects and lists that take a while to decode
@@ -265,6 +266,8 @@ def _answer(response: httpx.Response, cursor: Cursor, paginator: Any, *, is_stor
         kind, status = error.failure.kind, response.status_code
         if kind is FailureKind.PERMANENT and status in _UNKNOWN_PAGE and is_stored and not cursor.resets:
             raise _Refused(f"the provider answered {status} to the stored next page", cursor) from error
+        if kind is FailureKind.PERMANENT and status == _GONE and (not cursor.full or cursor.next is not None):
+            raise _Refused("the provider answered 410 to the cursor", cursor) from error
         if kind is not FailureKind.RESET_CURSOR:
             raise
         first = cursor.full and cursor.next is None
@@ -293,7 +296,7 @@ def _no_garbage() -> Iterator[None]:
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

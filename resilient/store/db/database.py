@@ -56,6 +56,7 @@ from resilient.store.db.dialect import Dialect, is_lock_timeout
 from resilient.store.db.direct import Direct, DirectSQLite, engine_options, is_direct, is_reserved, operation_of
 from resilient.store.db.file import guard, is_in_memory, make_private, path_of, use_wal
 from resilient.store.db.pool import Watch, asking
+from resilient.store.db.types import lenient_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -166,9 +167,10 @@ class Database:
             self._owned.append(engine)
         return engine
 
-    def options(self) -> dict[str, Any]:
-        """The options of our own PostgreSQL engines."""
-        return {
+    def options(self, use: str = "engine") -> dict[str, Any]:
+        """The options of our own PostgreSQL engines. The documents of programs are read as SQLAlchemy reads them."""
+        own = {} if use == "sessions" else {"json_deserializer": lenient_json}
+        return own | {
             "url": self.url.set(drivername="postgresql+psycopg"),
             "connect_args": connect_args(self.url) | self._connect_args,
             "isolation_level": "READ COMMITTED",  # whatever default_transaction_isolation is
@@ -179,14 +181,14 @@ class Database:
         self, use: str = "engine", options: dict[str, Any] | None = None, *, timeout: float = pool.TIMEOUT
     ) -> Engine:
         """An engine on PostgreSQL whose connections are watched, and counted by their use (`Connections.place`)."""
-        engine = sa.create_engine(poolclass=pool.BudgetPool, **(options or self.options()))
+        engine = sa.create_engine(poolclass=pool.BudgetPool, **(options or self.options(use)))
         return self._placed(engine, use, timeout)
 
     def new_async_engine(
         self, use: str = "engine", options: dict[str, Any] | None = None, *, timeout: float = pool.TIMEOUT
     ) -> AsyncEngine:
         """`new_engine` for coroutines."""
-        engine = create_async_engine(poolclass=pool.AsyncBudgetPool, **(options or self.options()))
+        engine = create_async_engine(poolclass=pool.AsyncBudgetPool, **(options or self.options(use)))
         self._placed(engine.sync_engine, use, timeout)
         return engine
 

@@ -6,6 +6,7 @@ text). Keys collate as bytes ("C"), so that a prefix is a range and every proces
 
 from __future__ import annotations
 
+import json
 from collections import namedtuple
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -98,10 +99,18 @@ class _Lenient:
         def lenient(value: Any) -> Any:
             try:
                 return read(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return value
 
         return lenient
+
+
+def lenient_json(text: Any) -> Any:
+    """JSON as PostgreSQL's driver reads it; what Python does not read (5,000 digits, lists 2,000 deep) as its text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.decode("utf-8", "replace") if isinstance(text, bytes) else text
 
 
 @compiles(JsonText, "sqlite")

@@ -25,7 +25,7 @@ from resilient.core.gates.rate_limit import LEARNT
 from resilient.core.gates.retry_after import cooled
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, limit_lock_waits
 from resilient.store.db.direct import operation
-from resilient.store.gates import circuits, resources, turns
+from resilient.store.gates import circuits, limits, resources, turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -249,7 +249,10 @@ def warm_up_from(c: Connection, d: Dialect, key: str, code: str) -> int:
 
 def forget(c: Connection, d: Dialect, key: str) -> int:
     """Drop what throttles taught about a resource and its budgets; returns how many parked turns were released."""
-    return sum(_forget_one(c, d, one) for one in (*resources.budgets_of(c, d, key), key))
+    keys = [*resources.budgets_of(c, d, key), key]
+    resources.lock_waiting(c, d, keys)
+    limits.lock_all(c, d, keys)
+    return sum(_forget_one(c, d, one) for one in keys)
 
 
 def _forget_one(c: Connection, d: Dialect, key: str) -> int:

@@ -221,8 +221,35 @@ def _observe_each(
     states = dict(before)
     for s in observations:
         id_ = _id(s)
-        states[id_] = rate_limit.observe(states[id_], s.remaining, s.reset_at, s.sent_at)
+        is_declared = not s.limit.name.startswith("~")
+        states[id_] = rate_limit.observe(states[id_], s.remaining, s.reset_at, s.sent_at, is_declared=is_declared)
     write(c, d, [(*id_, state) for id_, state in states.items() if state is not before[id_]])
+
+
+def lock_all(c: Connection, d: Dialect, keys: Iterable[str]) -> dict[LimitId, LimitState]:
+    """Lock what these resources have drawn, in order, and read it; the caller holds the resources' rows.
+
+    Before changes of several, resource by resource: who draws from the path of an account's budget holds the account's
+    row first.
+    """
+    states = read(c, d, sorted(keys))
+    return _select_locked(c, d, sorted((key, name) for key, by_name in states.items() for name in by_name))
+
+
+def forget_stated(c: Connection, d: Dialect, declared: Mapping[str, Sequence[Limit]]) -> None:
+    """Drop what answers said is left; ``declared``: the limits of each resource. Otherwise as `lock_all`.
+
+    How much was drawn while the server's word slowed it is not known, so a declared limit counts as just used up. No
+    answer to a request from before brings that word back.
+    """
+    now = d.now(c).timestamp()
+    empty = {(key, limit.name): now + limit.capacity * limit.interval for key, of in declared.items() for limit in of}
+    after: list[tuple[str, str, LimitState]] = []
+    for id_, state in lock_all(c, d, declared).items():
+        if state.reset_at is not None:
+            tat = min(state.tat, empty.get(id_, 0.0))
+            after.append((*id_, state._replace(tat=tat, remaining=None, reset_at=None, observed_at=now)))
+    write(c, d, after)
 
 
 def insert(c: Connection, d: Dialect, ids: Iterable[LimitId]) -> None:

@@ -15,7 +15,8 @@ What serves which question, seen with EXPLAIN over 1,000,000 jobs (`tests/store/
 
 SQLite checks no text, and its driver fails a whole query over one byte that is no UTF-8, quoting the value. So text is
 read as bytes there (`readable_columns`), and what cannot be read is reported in its own row: nobody's data gets into an
-error or a log.
+error or a log. PostgreSQL takes JSON that Python's reader refuses (a number of 5,000 digits, lists 2,000 deep), and its
+driver would fail the whole query, too: documents come as text there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from resilient.core.jobs.states import JobState
 from resilient.store.db import tables
 from resilient.store.db.dialect import ID
 from resilient.store.db.direct import direct
-from resilient.store.db.types import JsonText
 from resilient.store.jobs.filters import JOB, JobFilter, conditions, in_state
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
     from sqlalchemy.engine import Dialect as SADialect
+    from sqlalchemy.types import TypeEngine
 
     from resilient.store.db.dialect import Dialect
 
@@ -177,18 +178,22 @@ NOT_READABLE: Final = "not_readable"
 
 
 def readable_columns(d: Dialect, table: sa.Table, names: Sequence[str]) -> list[ColumnElement[Any]]:
-    """These columns, on SQLite read as bytes; see the top of this file."""
-    columns: list[ColumnElement[Any]] = [table.c[name] for name in names]
-    return columns if d.is_postgresql else [_readable(column) for column in columns]
+    """These columns, documents as their text, on SQLite all text as bytes; see the top of this file."""
+    return [_readable(table.c[name], as_text=d.is_postgresql) for name in names]
 
 
-def _readable(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    as_bytes = sa.cast(column, sa.LargeBinary)
-    if isinstance(column.type, JsonText):
-        return sa.type_coerce(as_bytes, ReadableDocument()).label(column.key)
-    if isinstance(column.type, (sa.String, sa.Text)):
-        return sa.type_coerce(as_bytes, ReadableText()).label(column.key)
+def _readable(column: ColumnElement[Any], *, as_text: bool) -> ColumnElement[Any]:
+    if isinstance(column.type, sa.JSON):
+        text = sa.cast(column, sa.Text if as_text else sa.LargeBinary)
+        return sa.type_coerce(text, ReadableDocument()).label(column.key)
+    if isinstance(column.type, (sa.String, sa.Text)) and not as_text:
+        return sa.type_coerce(sa.cast(column, sa.LargeBinary), ReadableText()).label(column.key)
     return column
+
+
+def document(d: Dialect, name: str) -> str:
+    """A column of documents in a statement, for `ReadableDocument`."""
+    return f"CAST({name} AS {'text' if d.is_postgresql else 'blob'})"
 
 
 class ReadableText(TypeDecorator[str]):
@@ -208,15 +213,19 @@ class ReadableDocument(TypeDecorator[Any]):
     impl = LargeBinary
     cache_ok = True
 
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        """Text on PostgreSQL, bytes on SQLite."""
+        return dialect.type_descriptor(sa.Text() if dialect.name == "postgresql" else LargeBinary())
+
     def process_result_value(self, value: Any, dialect: SADialect) -> Any:  # noqa: ARG002 - as above
         """The document, or ``{"not_readable": why}``."""
-        if not isinstance(value, bytes):
+        if not isinstance(value, (bytes, str)):
             return value
         try:
-            return json.loads(value.decode())
+            return json.loads(value if isinstance(value, str) else value.decode())
         except UnicodeDecodeError as error:
             return {NOT_READABLE: f"byte {error.start} of {len(value)} is no UTF-8"}
-        except ValueError as error:  # the message of a JSONDecodeError is its place and a rule
+        except ValueError as error:  # whose message is a place and a rule
             return {NOT_READABLE: f"it is no JSON: {error}"}
         except RecursionError:
             return {NOT_READABLE: "it is nested too deeply"}

@@ -14,6 +14,7 @@ from resilient.core.jobs.outcomes import BROKEN_OFF, INTERRUPTED
 from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import OVER, StepFacts, StepInfo, WorkflowInfo, WorkflowState
 from resilient.store.db.dialect import ID, JSON, TIME
+from resilient.store.jobs.queries import ReadableDocument, document
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -346,8 +347,8 @@ _STEPS_OF: Final = (
 _STEP_TYPES: Final[dict[str, Any]] = {
     "workflow_id": ID, "name": None, "no": None, "kind": None, "resource_key": None, "job_id": ID, "after_names": JSON,
     "undo_kind": None, "undo_version": None, "undo_max_attempts": None, "undo_job_id": ID,
-    "state": None, "attempts": None, "result": JSON, "last_error": None, "last_error_kind": None, "started_at": TIME,
-    "finished_at": TIME, "undo_state": None, "undo_error": None, "in_doubt": None,
+    "state": None, "attempts": None, "result": ReadableDocument(), "last_error": None, "last_error_kind": None,
+    "started_at": TIME, "finished_at": TIME, "undo_state": None, "undo_error": None, "in_doubt": None,
 }  # fmt: skip
 
 
@@ -360,7 +361,7 @@ def steps_of(c: Connection, d: Dialect, ids: Collection[UUID], *, results: bool 
     if ids:
         rows = d.run(
             c,
-            _STEPS_OF.replace("{result}", "j.result" if results else "NULL")
+            _STEPS_OF.replace("{result}", document(d, "j.result") if results else "NULL")
             + f" WHERE s.workflow_id {d.among('ids', 'uuid')} ORDER BY s.workflow_id, s.no",
             {"ids": d.pack_ids(sorted(ids))},
             **_STEP_TYPES,

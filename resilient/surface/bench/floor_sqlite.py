@@ -36,7 +36,7 @@ WHERE id IN (SELECT value FROM json_each(?)) AND status = 1
 """
 _INSERT: Final = "INSERT INTO floor_job (resource_key, payload) VALUES (?, ?)"
 _BATCH: Final = 100
-_POLL: Final = 0.002
+_POLL: Final = 0.002  # seconds
 
 
 def connect(place: Scratch) -> sqlite3.Connection:
@@ -55,7 +55,7 @@ def create(place: Scratch) -> None:
 
 
 def fill(place: Scratch, jobs: int, resources: int) -> float:
-    """Insert ``jobs`` in one transaction; the seconds it took."""
+    """Insert ``jobs`` in one transaction; returns the seconds that takes."""
     c = connect(place)
     began = time.perf_counter()
     c.execute("BEGIN IMMEDIATE")
@@ -79,20 +79,20 @@ def drain(start: Start, place: Scratch) -> dict[str, Any]:
 
 
 def single(place: Scratch, jobs: int) -> list[float]:
-    """Insert and commit one row at a time: the seconds of each."""
+    """Insert and commit one row at a time; returns the seconds of each."""
     c = connect(place)
-    took = []
+    seconds = []
     for n in range(jobs):
         began = time.perf_counter()
         _write(c, _INSERT, (f"bench/{n}", '{"n": 1}'))
-        took.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
     _write(c, "DELETE FROM floor_job", ())
     c.close()
-    return took
+    return seconds
 
 
 def pickup(place: Scratch, jobs: int) -> list[float]:
-    """Poll ``data_version``, claim one: seconds from the committed insert to the claimed row."""
+    """Poll ``data_version`` and claim one job at a time; returns the seconds from each commit to its claim."""
     claimed: list[float] = []
     receipt = threading.Event()
 
@@ -100,13 +100,13 @@ def pickup(place: Scratch, jobs: int) -> list[float]:
         c = connect(place)
         version = None
         while len(claimed) < jobs:
-            now = c.execute("PRAGMA data_version").fetchone()
-            if now == version:
+            latest = c.execute("PRAGMA data_version").fetchone()
+            if latest == version:
                 time.sleep(_POLL)
             elif _write(c, _CLAIM, (1,)):
                 claimed.append(time.perf_counter())
                 receipt.set()
-            version = now
+            version = latest
         c.close()
 
     poller = threading.Thread(target=poll, daemon=True)

@@ -1,8 +1,7 @@
-"""``bench all``: every figure that the README has, beside what was asked of it and the bare limit of the same run.
+"""``bench all``: the README's figures, each beside its target and the bare limit of the same run.
 
-The benches are run one after the other, and all of them again: a machine that changes its pace shows in the distance of
-two columns. What counts is the share of the floor, which is measured within each bench. ``peers``: a command that
-prints the rates of other queues, a JSON object a line (`tests/benchmarks/peers.py`).
+All benches are run one after the other, several rounds of them: where two columns differ, the machine has changed its
+pace. What counts is the share of the floor, which each bench measures itself.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table. ``bench``: its command, without the database; ``target``: what is asked of it."""
+    """One line of the table. ``bench``: its command, without the database; ``target``: what is wanted, in words."""
 
     what: str
     bench: str
@@ -33,23 +32,23 @@ class Line:
     sqlite: bool = False
 
 
-def _drained(f: Figures) -> str:
+def _drain_text(f: Figures) -> str:
     return f"{f['jobs_per_second']:,.0f}/s: {f['share_of_floor']:.2f} of {f['floor_per_second']:,.0f}"
 
 
-def _blocked(f: Figures) -> str:
+def _blocked_text(f: Figures) -> str:
     return f"{100 * (1 - f['share_of_free']):.1f} % slower, {f['useless_executions']:.0f} useless"
 
 
-def _single(f: Figures, which: str) -> str:
+def _single_text(f: Figures, which: str) -> str:
     return f"{f[which + 'p50_ms']:.2f} ms, {f[which + 'cpu_us']:.0f} us CPU (bare {f['single_floor_cpu_us']:.0f})"
 
 
-def _woken(f: Figures) -> str:
+def _pickup_text(f: Figures) -> str:
     return f"{f['p50_ms']:.1f} / {f['p99_ms']:.1f} ms (bare {f['floor_p50_ms']:.1f} / {f['floor_p99_ms']:.1f})"
 
 
-def _requested(f: Figures) -> str:
+def _request_text(f: Figures) -> str:
     cost, bare = f["cpu_ms_a_request"], f["bare_cpu_ms_a_request"]
     return f"{f['jobs_per_second']:,.0f}/s: {f['share_of_bare']:.2f} of bare; {cost:.2f} ms CPU (bare {bare:.2f})"
 
@@ -67,39 +66,41 @@ _SHARE: Final = _at_least("share_of_floor", 0.35)
 _ENQUEUE: Final = "enqueue --jobs {many} --with-floor"
 _PICKUP: Final = "pickup --jobs 200 --with-floor"
 LINES: Final = (
-    Line("drain, one worker of 100 slots", _DRAIN, _drained, "0.35 of the floor", _SHARE),
-    Line("drain, 200 slots", f"{_DRAIN} --concurrency 200", _drained, "0.35 of the floor", _SHARE),
-    Line("drain, 500 slots", f"{_DRAIN} --concurrency 500", _drained, "0.35 of the floor", _SHARE),
-    Line("drain, two workers of 200", f"{_DRAIN} --workers 2 --concurrency 200", _drained, "0.35 of the floor", _SHARE),
+    Line("drain, one worker of 100 slots", _DRAIN, _drain_text, "0.35 of the floor", _SHARE),
+    Line("drain, 200 slots", f"{_DRAIN} --concurrency 200", _drain_text, "0.35 of the floor", _SHARE),
+    Line("drain, 500 slots", f"{_DRAIN} --concurrency 500", _drain_text, "0.35 of the floor", _SHARE),
+    Line("drain, two workers of 200", f"{_DRAIN} --workers 2 --concurrency 200", _drain_text, "0.35 of the floor",
+         _SHARE),
     Line(
-        "drain behind 100,000 blocked", f"{_DRAIN} --blocked {{many}}", _blocked, "4 % slower, 1 useless",
+        "drain behind 100,000 blocked", f"{_DRAIN} --blocked {{many}}", _blocked_text, "4 % slower, 1 useless",
         lambda f: f["share_of_free"] >= 0.96 and f["useless_executions"] <= 1,  # noqa: PLR2004 - what is asked
     ),
-    Line("drain, SQLite", _DRAIN.replace(" --limits", ""), _drained, "20,000/s",
+    Line("drain, SQLite", _DRAIN.replace(" --limits", ""), _drain_text, "20,000/s",
          _at_least("jobs_per_second", 20_000), sqlite=True),
-    Line("enqueue, 10,000 a call", _ENQUEUE, _drained, "100,000/s", _at_least("jobs_per_second", 100_000)),
-    Line("enqueue one, from a coroutine", _ENQUEUE, lambda f: _single(f, "single_"), "120 us",
+    Line("enqueue, 10,000 a call", _ENQUEUE, _drain_text, "100,000/s", _at_least("jobs_per_second", 100_000)),
+    Line("enqueue one, from a coroutine", _ENQUEUE, lambda f: _single_text(f, "single_"), "120 us",
          _at_most("single_cpu_us", 120)),
-    Line("enqueue one, from a plain program", _ENQUEUE, lambda f: _single(f, "single_sync_"), "120 us",
+    Line("enqueue one, from a plain program", _ENQUEUE, lambda f: _single_text(f, "single_sync_"), "120 us",
          _at_most("single_sync_cpu_us", 120)),
-    Line("pick-up by an idle worker, p50 / p99", _PICKUP, _woken, "2.0 / 4.0 ms",
+    Line("pick-up by an idle worker, p50 / p99", _PICKUP, _pickup_text, "2.0 / 4.0 ms",
          lambda f: f["p50_ms"] <= 2 and f["p99_ms"] <= 4),  # noqa: PLR2004 - what is asked
-    Line("pick-up, SQLite", _PICKUP, _woken, sqlite=True),
+    Line("pick-up, SQLite", _PICKUP, _pickup_text, sqlite=True),
     Line("an idle worker", _PICKUP, lambda f: f"{f['idle_cpu_percent']:.2f} % of a core", "1 %",
          _at_most("idle_cpu_percent", 1)),
-    Line("50 ms requests, 100 at once", "http --jobs {requests}", _requested, "0.95 of bare, 0.4 ms",
+    Line("50 ms requests, 100 at once", "http --jobs {requests}", _request_text, "0.95 of bare, 0.4 ms",
          lambda f: f["share_of_bare"] >= 0.95 and f["cpu_ms_a_request"] <= 0.4),  # noqa: PLR2004 - what is asked
 )  # fmt: skip
 
 
 def table(url: str, *, scale: float, rounds: int, peers: str = "") -> Iterator[str]:
-    """The lines of a Markdown table, as far as they are known: the last ones come after all rounds.
+    """The lines of a Markdown table, after all rounds. Raises `BenchFailed`.
 
-    ``scale`` makes every bench smaller. Raises `BenchFailed`.
+    ``scale`` is a factor for the numbers of jobs. ``peers``: a command that prints the rates of other queues, a JSON
+    object a line (`tests/benchmarks/peers.py`).
     """
     sizes = {"jobs": round(20_000 * scale), "many": round(100_000 * scale), "requests": round(4_000 * scale)}
     measured: list[dict[tuple[str, bool], Figures]] = []
-    others: list[list[Figures]] = []
+    peer_rates: list[list[Figures]] = []
     for _ in range(rounds):
         figures: dict[tuple[str, bool], Figures] = {}
         for line in LINES:
@@ -108,20 +109,20 @@ def table(url: str, *, scale: float, rounds: int, peers: str = "") -> Iterator[s
                 figures[key] = _measure(line.bench.format(**sizes), None if line.sqlite else url)
         measured.append(figures)
         if peers:
-            others.append(_of_peers([*peers.split(), url, str(scale)]))
+            peer_rates.append(_run_peers([*peers.split(), url, str(scale)]))
     columns = [f"run {n + 1}" for n in range(rounds)]
     yield f"| | {' | '.join(columns)} | wanted | |"
     yield "|---" * (rounds + 3) + "|"
     for line in LINES:
         runs = [figures[line.bench, line.sqlite] for figures in measured]
         yield f"| {line.what} | {' | '.join(map(line.text, runs))} | {line.target} | {verdict(line, runs)} |"
-    for rows in zip(*others, strict=True):
+    for rows in zip(*peer_rates, strict=True):
         rates = " | ".join(f"{row['per_second']:,.0f}/s" for row in rows)
         yield f"| {rows[0]['peer']}: {rows[0]['what']} | {rates} | | |"
 
 
 def verdict(line: Line, runs: Sequence[Figures]) -> str:
-    """Whether what is asked of a line was reached: in all runs, in some, in none."""
+    """Whether a line's target was met: in all runs, in some or in none."""
     if line.is_met is None:
         return ""
     good = sum(map(line.is_met, runs))
@@ -129,7 +130,7 @@ def verdict(line: Line, runs: Sequence[Figures]) -> str:
 
 
 def _measure(bench: str, url: str | None) -> Figures:
-    """One bench; one with blocked jobs between two without, because machines change their pace."""
+    """The figures of one bench; one with blocked jobs runs between two without, because machines change their pace."""
     if " --blocked " not in bench:
         return _run(bench, url)
     free = bench.partition(" --blocked ")[0]
@@ -142,15 +143,15 @@ def _measure(bench: str, url: str | None) -> Figures:
 def _run(bench: str, url: str | None) -> Figures:
     where = [] if url is None else ["--database", url]
     command = [sys.executable, "-m", "resilient.surface.cli", "bench", *bench.split(), *where, "--json"]
-    figures: Figures = json.loads(_printed(command, f"bench {bench}"))
+    figures: Figures = json.loads(_output_of(command, f"bench {bench}"))
     return figures
 
 
-def _of_peers(command: Sequence[str]) -> list[Figures]:
-    return [json.loads(line) for line in _printed(command, command[0]).splitlines()]
+def _run_peers(command: Sequence[str]) -> list[Figures]:
+    return [json.loads(line) for line in _output_of(command, command[0]).splitlines()]
 
 
-def _printed(command: Sequence[str], name: str) -> str:
+def _output_of(command: Sequence[str], name: str) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - the caller's own
     if done.returncode:
         raise BenchFailed(f"{name} ended with status {done.returncode}; its own output above says why")

@@ -11,6 +11,7 @@ import hmac
 import json
 import sys
 import webbrowser
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path  # noqa: TC003 - typer evaluates annotations
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 #
 # The address on this machine that a provider sends a person's browser back to (RFC 8252, 7.3).
 #
-# It listens on the loopback interface, answers one path, and takes one callback: the one that carries the state it was
-# told to expect. Everything else is refused and forgotten, so a page that guesses the port cannot end the wait.
+# It listens on the loopback interface, answers one path, and takes one callback: the one that carries the expected
+# state. Everything else is refused and forgotten, so a page that guesses the port cannot end the wait.
 
 HOST: Final = "127.0.0.1"
 LOOPBACK: Final = (HOST, "localhost")
-_LONGEST: Final = 16 * 1024  # bytes of a request's first lines
-_PATIENCE: Final = 10.0  # seconds for a browser to send them
+_MOST_HEAD: Final = 16 * 1024  # bytes of a request's head
+_BROWSER_TIME: Final = 10.0  # seconds for a browser to send its request's head, and to take the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +67,25 @@ class Place:
 
 
 class Callback:
-    """``async with Callback(place) as back: ... await back.arrived(state)``, then `answer` the person."""
+    """A server for one callback: ``async with Callback(place) as server``, `wait_for` it, then `answer` the person."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._expected = place, ""
         self._parameters: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        self._verdict: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
-        self._answered = asyncio.Event()
+        self._result: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
+        self._is_over = asyncio.Event()  # the browser has its answer, or has left
         self.strangers = 0  # requests with another state
 
     async def __aenter__(self) -> Self:
         """Listen. Raises `OSError` if the port is taken."""
-        self._server = await asyncio.start_server(self._serve, HOST, self._place.port, limit=_LONGEST)
+        self._server = await asyncio.start_server(self._serve, HOST, self._place.port, limit=_MOST_HEAD)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         """Stop listening."""
-        self._verdict.cancel()
+        self._result.cancel()
         self._server.close()
 
     @property
@@ -93,27 +94,27 @@ class Callback:
         port = self._server.sockets[0].getsockname()[1]
         return f"http://{self._place.host}:{port}{self._place.path}"
 
-    async def arrived(self, state: str, timeout: float) -> dict[str, str]:  # noqa: ASYNC109 - the person's, in seconds
+    async def wait_for(self, state: str, timeout: float) -> dict[str, str]:  # noqa: ASYNC109 - the person's, in seconds
         """The parameters of the callback with this state. Raises `TimeoutError`."""
         self._expected = state
         async with asyncio.timeout(timeout):
             return await asyncio.shield(self._parameters)
 
     async def answer(self, *, well: bool, text: str) -> None:
-        """What the browser shows, and wait until it has it."""
-        self._verdict.set_result((well, text))
-        async with asyncio.timeout(_PATIENCE):
-            await self._answered.wait()
+        """Show the person a sentence, and wait until the browser has it or has left."""
+        self._result.set_result((well, text))
+        with suppress(TimeoutError):  # whatever becomes of the page, the account is connected or not
+            async with asyncio.timeout(_BROWSER_TIME):
+                await self._is_over.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_expected = False
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_BROWSER_TIME):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            status, text, final = await self._judged(*head.split("\r\n", 1)[0].split(" ")[:2])
+            status, text, is_expected = await self._reply(*head.split("\r\n", 1)[0].split(" ")[:2])
             writer.write(_page(status, text))
             await writer.drain()
-            if final:
-                self._answered.set()
         except (
             TimeoutError,
             OSError,
@@ -126,19 +127,22 @@ class Callback:
             pass  # no browser, or one that left
         finally:
             writer.close()
+            if is_expected:
+                self._is_over.set()
 
-    async def _judged(self, method: str, target: str) -> tuple[int, str, bool]:
+    async def _reply(self, method: str, target: str) -> tuple[int, str, bool]:
+        """Status and sentence for a request, and whether it is the expected callback."""
         parts = urlsplit(target)
         if method != "GET" or parts.path != self._place.path:
             return 404, "There is nothing here.", False
         parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
         if not self._expected or not hmac.compare_digest(parameters.get("state", "").encode(), self._expected.encode()):
             self.strangers += 1
-            return 400, "This is not the answer that was waited for. Start again on the command line.", False
+            return 400, "This is not the expected answer. Start again on the command line.", False
         if self._parameters.done():
             return 400, "This was answered before.", False
         self._parameters.set_result(parameters)
-        well, text = await self._verdict
+        well, text = await self._result
         return (200 if well else 400), text, True
 
 
@@ -196,7 +200,7 @@ def connect(
 ) -> None:
     """Connect an account: in the browser, or by a key.
 
-    Of one that had lost its access the jobs go on by themselves.
+    If the account had lost its access, its jobs go on by themselves.
     """
     run: Context = ctx.obj
     run.go_to_shard_of(key)
@@ -299,7 +303,7 @@ def _of_file(path: Path | None, subject: str) -> dict[str, Any]:
 
 
 async def _through_browser(
-    run: Context, app: Resilient, key: str, details: Mapping[str, str], port: int, patience: float,
+    run: Context, app: Resilient, key: str, details: Mapping[str, str], port: int, timeout: float,  # noqa: ASYNC109
     browser: bool, paste: bool,  # noqa: FBT001 - what was typed
 ) -> ConnectionInfo:  # fmt: skip
     await app.ready()
@@ -307,24 +311,30 @@ async def _through_browser(
     place = Place.of(oauth.redirect_uri, port)
     try:
         if paste:
-            return await _pasted(run, app, key, details, oauth.redirect_uri or f"http://{place.host}{place.path}")
-        async with Callback(place) as back:
-            url = await app.connections.consent.begin(key, oauth, back.uri, details=details)
-            _show(run, url, back.uri, browser=browser, chance=not place.port)
-            parameters = await _waited(back, _state_of(url), patience, key)
-            return await _finished(app, back, parameters)
-    except OSError as error:
-        raise SetupError(
-            f"port {place.port} of {place.host} cannot be listened on ({reason_of(error)}): end what listens there, or"
-            " register and say another --port"
-        ) from None
+            return await _paste(run, app, key, details, oauth.redirect_uri or f"http://{place.host}{place.path}")
+        async with AsyncExitStack() as stack:
+            server = await _listen(stack, place)
+            url = await app.connections.consent.begin(key, oauth, server.uri, details=details)
+            _show(run, url, server.uri, browser=browser, is_any_port=not place.port)
+            parameters = await _wait(server, _state_of(url), timeout, key)
+            return await _finish(app, server, parameters)
     finally:
         await app.grants.close()
         if (engine := app.database.async_engine) is not None:
             await engine.dispose()
 
 
-async def _pasted(run: Context, app: Resilient, key: str, details: Mapping[str, str], uri: str) -> ConnectionInfo:
+async def _listen(stack: AsyncExitStack, place: Place) -> Callback:
+    try:
+        return await stack.enter_async_context(Callback(place))
+    except OSError as error:
+        raise SetupError(
+            f"port {place.port} of {place.host} cannot be listened on ({reason_of(error)}): end what listens there, or"
+            " register and say another --port"
+        ) from None
+
+
+async def _paste(run: Context, app: Resilient, key: str, details: Mapping[str, str], uri: str) -> ConnectionInfo:
     oauth = app.connections.oauth_of(key, details)
     url = await app.connections.consent.begin(key, oauth, uri, details=details)
     _show(run, url, uri, browser=False)
@@ -332,39 +342,39 @@ async def _pasted(run: Context, app: Resilient, key: str, details: Mapping[str, 
     return await app.connections.complete(dict(parse_qsl(urlsplit(typed).query, keep_blank_values=True)))
 
 
-async def _waited(back: Callback, state: str, patience: float, key: str) -> dict[str, str]:
+async def _wait(server: Callback, state: str, timeout: float, key: str) -> dict[str, str]:  # noqa: ASYNC109
     try:
-        return await back.arrived(state, patience)
+        return await server.wait_for(state, timeout)
     except TimeoutError:
-        strange = f"; {back.strangers} callbacks with another state were refused" if back.strangers else ""
+        strange = f"; {server.strangers} callbacks with another state were refused" if server.strangers else ""
         raise ConsentRefused(
-            f"nobody came back from the consent page of {key} within {patience:g} s{strange}: start again, with"
+            f"nobody came back from the consent page of {key} within {timeout:g} s{strange}: start again, with"
             " --timeout for more time, or --paste if the browser runs elsewhere"
         ) from None
 
 
-async def _finished(app: Resilient, back: Callback, parameters: Mapping[str, str]) -> ConnectionInfo:
+async def _finish(app: Resilient, server: Callback, parameters: Mapping[str, str]) -> ConnectionInfo:
     try:
-        made = await app.connections.complete(parameters)
+        info = await app.connections.complete(parameters)
     except Exception as error:
         text = str(error) if isinstance(error, ConsentRefused) else "It did not work: the command line says why."
-        await back.answer(well=False, text=text)
+        await server.answer(well=False, text=text)
         raise
-    await back.answer(well=True, text=f"{made.resource_key} is connected. You can close this page.")
-    return made
+    await server.answer(well=True, text=f"{info.resource_key} is connected. You can close this page.")
+    return info
 
 
-def _show(run: Context, url: str, uri: str, *, browser: bool, chance: bool = False) -> None:
-    """Open the address, or print it: on standard error, so that the result alone is on standard output.
+def _show(run: Context, url: str, uri: str, *, browser: bool, is_any_port: bool = False) -> None:
+    """Open the consent page and print its address: on standard error, so that only the result is on standard output.
 
-    ``chance``: the port of ``uri`` is another one next time.
+    ``is_any_port``: the port of ``uri`` is another one next time.
     """
     opened = browser and webbrowser.open(url)
     sentence = "Your browser shows the provider's page. If it does not, open" if opened else "Open"
     run.out.remark(f"{sentence} this address:")
     run.out.remark(url)
     run.out.remark(f"Registered with the provider must be: {uri}")
-    if chance:
+    if is_any_port:
         run.out.remark("(the port is another one each time: --port 8976 keeps it)")
     sys.stderr.flush()
 

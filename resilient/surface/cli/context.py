@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from resilient.surface.shards import Shards
 
 VIA: Final = "command line"
-NEITHER = (
+_NO_APP = (
     "which app? Say --app module:app (or RESILIENT_APP=module:app); for looking at a database without the program's"
     " code: --database sqlite:///app.db or postgresql://... (or RESILIENT_DATABASE)"
 )
@@ -44,7 +44,7 @@ class Context:
     typed_database: str | None = None
     person: str = ""
     because: str | None = None
-    acts: bool = True  # what its app's methods change is this person's
+    acts: bool = True  # what the app's methods change is noted as changed by ``person``
     shard: str | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _app: Resilient | None = None
@@ -55,7 +55,7 @@ class Context:
         """The program's app; with only a database, one without handlers."""
         if self._app is None:
             if self.app_name is not None:
-                self._app = chosen(self.whole, self.app_name, self.shard)
+                self._app = choose(self.whole, self.app_name, self.shard)
             elif self.database is not None:
                 from resilient.engine.app.app import Resilient  # noqa: PLC0415 - a second of imports, only where needed
 
@@ -65,7 +65,7 @@ class Context:
                     name = "--database" if self.typed_database else "RESILIENT_DATABASE"
                     raise type(error)(f"{name}: {error}") from None
             else:
-                raise SetupError(NEITHER)
+                raise SetupError(_NO_APP)
             if self.acts:
                 from resilient.engine.ground.audited import acting  # noqa: PLC0415 - as above
 
@@ -73,12 +73,12 @@ class Context:
         return self._app
 
     def program(self, what: str) -> Resilient:
-        """The program's app, for commands that need its code."""
+        """The program's app, for commands that need its code. Raises `SetupError`."""
         self.program_name(what)
         return self.app
 
     def shards(self, what: str) -> Shards | None:
-        """The program's shards, if it has several and none was chosen."""
+        """The program's shards, if it has several and ``--shard`` names none."""
         if self.shard is None and self._app is None:
             self.program_name(what)
             value = self.whole
@@ -95,9 +95,9 @@ class Context:
         return self._whole
 
     def go_to_shard_of(self, key: str, *, strictly: bool = False) -> None:
-        """Of several shards take the one of this account, unless ``--shard`` was said.
+        """Choose the shard of this account, unless ``--shard`` names one.
 
-        If that is another one, it is remarked; ``strictly``: raises `InvalidInput`.
+        If it names another one, a remark says so; with ``strictly`` raises `InvalidInput`.
         """
         if self.app_name is None or "/" not in key or "*" in key or not isinstance(self.whole, _shards()):
             return
@@ -111,7 +111,7 @@ class Context:
             self.out.remark(text)
 
     def program_name(self, what: str) -> str:
-        """Its name, as module:app, for commands that start processes with it."""
+        """The app's name, as module:app, for commands that start processes with it. Raises `SetupError`."""
         if self.app_name is None:
             raise SetupError(f"{what} needs the program's code: say --app module:app (or RESILIENT_APP=module:app)")
         return self.app_name
@@ -123,7 +123,7 @@ class Context:
 
     @property
     def now(self) -> datetime:
-        """The database's clock, which all times on the screen are compared with."""
+        """The time by the database's clock, with which all times on the screen are compared."""
         now: datetime = self.app.database.transaction_sync(lambda c, d: d.now(c))
         return now
 
@@ -131,7 +131,7 @@ class Context:
     def audited(
         self, action: str, subject: str, why: str | None = None, *, dry_run: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Around a change: noted before it is made, and with what it brought; a dry run changes nothing."""
+        """Note a change: before it is made, and afterwards with its outcome; a dry run changes nothing."""
         if dry_run:
             yield {}
             return
@@ -147,15 +147,15 @@ class Context:
 
 
 def person() -> str:
-    """Who sits at this machine."""
+    """The user of this machine, as user@host."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a container may know no names
         return f"{os.getuid() if hasattr(os, 'getuid') else 'somebody'}@{socket.gethostname()}"
 
 
-def chosen(value: Any, name: str, shard: str | None = None) -> Resilient:
-    """This app, or that shard of it. Raises `SetupError`."""
+def choose(value: Any, name: str, shard: str | None = None) -> Resilient:
+    """The app that ``value`` is, or a shard of it. Raises `SetupError`."""
     if isinstance(value, _shards()):
         if shard is None:
             raise SetupError(f"{name} has the shards {', '.join(value)}: say which, --shard {next(iter(value))}")
@@ -174,7 +174,7 @@ def _shards() -> type[Shards]:
 def load_whole(name: str) -> Any:
     """The app, or the `Shards`, that ``module:attribute`` names; the attribute may be a function that makes it.
 
-    Raises `SetupError` with what was tried.
+    Raises `SetupError`, which says what the name leads to.
     """
     from resilient.engine.app.app import Resilient  # noqa: PLC0415 - as above
 
@@ -182,13 +182,13 @@ def load_whole(name: str) -> Any:
     module = _import(module_name, name)
     value = _attribute(module, attribute, name) if attribute else _only_app(module, name)
     if inspect.isroutine(value):
-        value = _made(value, name)
+        value = _call(value, name)
     if not isinstance(value, (Resilient, _shards())):
         raise SetupError(f"{name} is not a Resilient app but of type {type(value).__name__}")
     return value
 
 
-def _made(factory: Callable[[], Any], name: str) -> Any:
+def _call(factory: Callable[[], Any], name: str) -> Any:
     try:
         return factory()
     except SetupError:

@@ -52,7 +52,10 @@ class _Screen(Console):
 
 
 class Row:
-    """One line of a table: its cells, and a remark below them (cut to the line, unless ``whole``)."""
+    """One line of a table: its cells, and a remark below them (cut to the line, unless ``whole``).
+
+    ``folded``: what stands before the remark where columns are folded.
+    """
 
     def __init__(self, *cells: object, remark: str = "", folded: str = "", whole: bool = False) -> None:
         self.cells = ["" if cell is None else shown(str(cell)).replace("\n", " ") for cell in cells]
@@ -81,10 +84,10 @@ class Output:
         self.errors = errors or _Screen(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
     def json(self, value: Any, indent: int | None = 2) -> None:
-        """One JSON document; in ASCII alone where the screen or file is not in Unicode."""
+        """One JSON document; only ASCII where the screen or file is not in Unicode."""
         file = self.console.file
-        is_whole = (getattr(file, "encoding", None) or "utf").lower().startswith("utf")
-        file.write(in_json(json.dumps(plain(value), ensure_ascii=not is_whole, indent=indent)) + "\n")
+        is_unicode = (getattr(file, "encoding", None) or "utf").lower().startswith("utf")
+        file.write(in_json(json.dumps(plain(value), ensure_ascii=not is_unicode, indent=indent)) + "\n")
 
     def say(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """A line for people; with ``--json`` nothing."""
@@ -111,7 +114,10 @@ class Output:
     def table(
         self, headers: Sequence[str], rows: Iterable[Row], *, right: Iterable[int] = (), folds: Sequence[int] = ()
     ) -> None:
-        """Aligned columns. Where they do not fit, ``folds`` go below their row; then text columns are cut."""
+        """Aligned columns: numbers, in ``right``, to the right. What does not fit is folded, then cut.
+
+        ``folds``: the columns that go below their row; after that the widest columns of text are cut.
+        """
         rows, numeric = list(rows), set(right)
         widths = _widths(headers, rows)
         room = self.console.width if self.console.is_terminal else 0
@@ -170,7 +176,7 @@ class Output:
         return ("\n" + " " * indent).join(lines)
 
     def confirm(self, question: str, *, yes: bool, dry_run: bool = True) -> bool:
-        """Ask before much is changed; without a terminal ``--yes`` is needed.
+        """Ask before much is changed, on standard error; without a terminal ``--yes`` is needed.
 
         ``dry_run``: whether the command can also only count.
         """
@@ -179,7 +185,12 @@ class Output:
         if not sys.stdin.isatty():
             self.error(f"{question} Say --yes to do it{', or --dry-run to only count' if dry_run else ''}.")
             return False
-        answer = self.console.input(f"{question} [y/N] ")
+        self.errors.print(Text(one_line(f"{question} [y/N]")), end=" ")
+        try:
+            answer = input()
+        except EOFError:  # Ctrl-D
+            self.errors.print()
+            return False
         return answer.strip().lower() in ("y", "yes")
 
 
@@ -223,7 +234,7 @@ GROUP_HEADERS = ("PROVIDER", "GATE", "RESOURCES", "WAITING", "SINCE", "ENDS")
 
 
 def job_row(job: JobInfo, now: datetime) -> Row:
-    """One job of a list; what went wrong last stands below it."""
+    """One job of a list, with its latest error below it."""
     folded = f"{job.kind} on {job.resource_key}"
     return Row(
         job.id, job.state.value, when_of(job, now), job.kind, job.resource_key, remark=_remark(job), folded=folded
@@ -316,7 +327,7 @@ def say_why(out: Output, why: Why) -> None:
         out.paragraph(reason.text)
 
 
-_NOBODY: Final = ("no_worker", "unknown_kind", "unserved_resource")  # what no time ends
+_NOT_SERVED: Final = ("no_worker", "unknown_kind", "unserved_resource")  # reasons that do not end with time
 
 
 def show_why(out: Output, why: Why, now: datetime) -> None:
@@ -324,7 +335,7 @@ def show_why(out: Output, why: Why, now: datetime) -> None:
     out.heading("Why")
     for reason in why.reasons:
         out.paragraph(reason.text, indent=2)
-    if why.until is not None and len(why.reasons) > 1 and not any(one.code in _NOBODY for one in why.reasons):
+    if why.until is not None and len(why.reasons) > 1 and not any(one.code in _NOT_SERVED for one in why.reasons):
         out.paragraph(f"Nothing known stops it after {when(why.until, now)}.", indent=2)
 
 
@@ -349,7 +360,7 @@ _END: Final = {"pause": "by hand", "breaker": "by hand"}
 
 
 def _end_of(gate: str | None, code: str | None) -> str:
-    """What ends a stop that no time ends."""
+    """What ends a stop that does not end with time."""
     return credentials_end(code) if gate == "auth" else _END.get(gate or "", "")
 
 
@@ -380,7 +391,7 @@ def group_row(group: StoppedGroup, now: datetime) -> Row:
 
 
 def _ends(group: StoppedGroup, now: datetime) -> str:
-    """When it ends, of many the first and the last; or what ends it."""
+    """When the group's stops end, first and last; or what ends them."""
     if group.until is None:
         return _end_of(group.gate, group.code)
     last, first = rough((group.until - now).total_seconds(), nearest=True), ""

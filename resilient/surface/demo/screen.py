@@ -76,13 +76,13 @@ class ResourceView:
 
     @property
     def throttles(self) -> int:
-        """From how many refusals."""
+        """How many refusals have taught its limit."""
         return 0 if self.learnt is None else int(self.learnt.get("throttles", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything the screen needs, at one moment."""
+    """What the screen shows, at one moment."""
 
     now: datetime
     resources: Mapping[str, ResourceView]
@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def finished(self) -> int:
-        """Jobs that will not change any more by themselves."""
+        """Jobs that no longer change by themselves."""
         return self.total("succeeded", "dead", "cancelled")
 
 
@@ -136,7 +136,7 @@ def all_jobs(c: Connection, d: Dialect) -> list[JobView]:
 
 # -- events -----------------------------------------------------------------------------------------------------------
 #
-# What happened between two looks at the database, as lines for people.
+# What changed between two snapshots, as lines for people.
 
 
 def gate(resource: ResourceView | None, now: datetime) -> str:
@@ -156,7 +156,7 @@ def gate(resource: ResourceView | None, now: datetime) -> str:
 
 
 def happened(old: Snapshot, new: Snapshot) -> Iterator[str]:
-    """Lines for what changed."""
+    """Lines for what changed between two snapshots."""
     for key, after in sorted(new.resources.items()):
         before = old.resources.get(key, ResourceView(key))
         yield from _breaker(before, after, new.now)

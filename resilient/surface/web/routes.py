@@ -1,7 +1,7 @@
 """Routes through which an app's customers connect their accounts, and providers deliver webhooks.
 
     GET {base_url}/{provider}/start?next=/settings   sends the person to the provider's consent page
-    GET {base_url}/{provider}/callback               takes what comes back, and sends the person to ``next``
+    GET {base_url}/{provider}/callback               takes the provider's answer, and sends the person to ``next``
 
 What could go wrong, and what is done about it:
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 log = logger("web")
 LASTS: Final = 1800  # seconds that the cookie lasts; a state lasts as long
-_OTHERS: Final = frozenset({"cross-site"})
+_OTHER_SITES: Final = frozenset({"cross-site"})
 
 
 def apps_of(app: Resilient | Shards) -> Iterable[Resilient]:
@@ -93,13 +93,13 @@ class _Connect:
 
     async def start(self, request: Request) -> Response:
         """Send a person to the provider."""
-        return await self._guarded(request, self._start)
+        return await self._admit(request, self._start)
 
     async def callback(self, request: Request) -> Response:
-        """Take what comes back."""
-        return await self._guarded(request, self._callback)
+        """Take the provider's answer."""
+        return await self._admit(request, self._callback)
 
-    async def _guarded(self, request: Request, serve: Callable[[Request, str, str], Awaitable[Response]]) -> Response:
+    async def _admit(self, request: Request, serve: Callable[[Request, str, str], Awaitable[Response]]) -> Response:
         provider = request.path_params["provider"]
         facts = self._app.providers.get(provider)
         if facts is None or facts.oauth is None:
@@ -107,10 +107,10 @@ class _Connect:
         who = await got(self._caller(request))
         if isinstance(who, Response) or not who:
             return who or page(401, "Sign in first.")
-        return await self._told(provider, serve(request, provider, str(who)))
+        return await self._answer(provider, serve(request, provider, str(who)))
 
-    async def _told(self, provider: str, serving: Awaitable[Response]) -> Response:
-        """The answer; for an error a page with as much as a person may know of it."""
+    async def _answer(self, provider: str, serving: Awaitable[Response]) -> Response:
+        """The answer; for an error a page with as much of it as a person may know."""
         try:
             return await serving
         except ConsentRefused as error:
@@ -123,7 +123,7 @@ class _Connect:
 
     @frameless
     async def _start(self, request: Request, provider: str, who: str) -> Response:
-        if request.headers.get("sec-fetch-site") in _OTHERS:
+        if request.headers.get("sec-fetch-site") in _OTHER_SITES:
             return page(403, "Begin on our own pages: another site sent you here.")
         to = request.query_params.get("next", self._returns[0])
         if to not in self._returns:
@@ -138,7 +138,7 @@ class _Connect:
         if key.partition("/")[0] != provider:
             raise InvalidInput(f"account= gave {key} for the provider {provider}")
         url = await app.connections.consent.begin(
-            key, oauth, self._uri(provider), details=details, bound_to=_bound(browser, who, provider), note=to
+            key, oauth, self._uri(provider), details=details, bound_to=_binding(browser, who, provider), note=to
         )
         answer = RedirectResponse(url, 303, QUIET)
         answer.set_cookie(self._cookie, browser, max_age=LASTS, secure=self._secure, httponly=True, samesite="lax")
@@ -147,12 +147,12 @@ class _Connect:
     @frameless
     async def _callback(self, request: Request, provider: str, who: str) -> Response:
         parameters = dict(request.query_params)
-        bound = _bound(self._browser(request), who, provider)
-        to = await self._granted(parameters, bound)
+        bound = _binding(self._browser(request), who, provider)
+        to = await self._keep_grant(parameters, bound)
         return RedirectResponse(f"{to}{'&' if '?' in to else '?'}{urlencode({'connected': provider})}", 303, QUIET)
 
-    async def _granted(self, parameters: Mapping[str, str], bound: str) -> str:
-        """Keep what was granted, in whichever shard it was begun; returns the page to come back to."""
+    async def _keep_grant(self, parameters: Mapping[str, str], bound: str) -> str:
+        """Keep the grant, in the shard in which the consent began; returns the page to come back to."""
         away: DatabaseUnreachable | None = None
         unexpected = UnexpectedCallback("this callback is not expected: start again at the consent page")
         for app in apps_of(self._app):
@@ -207,7 +207,7 @@ def connect_routes(
 
 
 def _is_page(to: str) -> bool:
-    """A path on this site, or a whole address; nothing a browser could read as another site's."""
+    """Whether ``to`` is a path on this site or a whole URL, and nothing a browser could take for another site's."""
     if any(c in to for c in "\\\r\n\t ") or "#" in to:
         return False
     parts = urlsplit(to)
@@ -216,17 +216,14 @@ def _is_page(to: str) -> bool:
     return to.startswith("/") and not to.startswith("//")
 
 
-def _bound(browser: str, who: str, provider: str) -> str:
-    """The text that a callback must share with its start; random without a cookie, so that it fits nothing."""
+def _binding(browser: str, who: str, provider: str) -> str:
+    """The text that start and callback must have in common; without a cookie it is random, so no callback has it."""
     return f"{browser or secrets.token_urlsafe(32)}\n{who}\n{provider}"
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 #
 # Answers of routes: one plain sentence, escaped, so that no stranger's text becomes markup.
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
 
 T = TypeVar("T")
 QUIET: Final = {  # a callback's address carries a code: caches, other sites and frames must not get it

@@ -1,4 +1,4 @@
-"""Accounts at a fake provider, their tokens, and the OAuth endpoints that issue these, as the provider's facts say.
+"""Accounts at a fake provider, their tokens, and the OAuth endpoints that issue the tokens, as the facts say.
 
 `Accounts` issues, rotates, expires and revokes. `TokenServer` answers consent, token, refresh and revocation in the
 provider's own dialect. What a client gets wrong there is refused as strictly as RFC 6749, 7009 and 7636 allow: a code
@@ -55,7 +55,7 @@ class Token:
 class Account:
     """One customer's account. ``refreshes``: how often its tokens were renewed; ``kept``: see `OAuth2.keep`.
 
-    ``family``: of its latest consent; ``revoked``: it has nothing that is good.
+    ``family``: that of its latest consent; ``revoked``: none of its credentials is valid.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Account:
     access: Token | None = field(default=None, repr=False)
     refresh: Token | None = field(default=None, repr=False)
     user: str = ""
-    secret: str = field(default="", repr=False)  # a key or password it never changes
-    kind: str = "token"  # what that is
+    secret: str = field(default="", repr=False)  # a key or password that never changes
+    kind: str = "token"  # of ``secret``, as `connections.add` names it
     refreshes: int = 0
     revoked: bool = False
     kept: dict[str, str] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class Account:
 
     @property
     def tokens(self) -> dict[str, Any]:
-        """What ``app.connections.import_`` takes."""
+        """The arguments of ``app.connections.import_``."""
         expires_at = None if self.access is None else self.access.expires_at
         return {"access_token": self.access_token, "refresh_token": self.refresh_token, "expires_at": expires_at}
 
     @property
     def key(self) -> dict[str, str]:
-        """What ``app.connections.add`` takes, where the provider has no OAuth."""
+        """The arguments of ``app.connections.add``, where the provider has no OAuth."""
         if self.user:
             return {"user": self.user, "password": self.secret}
         return {self.kind: self.secret}
@@ -194,7 +194,7 @@ class Accounts:
         """Whose credentials a request carries, of which consent, and whether they are good."""
         owner: Account | None = None
         family: Family | None = None
-        for text in self._carried(headers, query):
+        for text in self._credentials_in(headers, query):
             token = self._tokens.get(f"access:{text}")
             if token is not None:
                 owner, family = token.account, token.family
@@ -232,7 +232,7 @@ class Accounts:
         elif any(isinstance(one, ApiKey) for one in self.provider.auth):
             account.kind = "api_key"
 
-    def _carried(self, headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
+    def _credentials_in(self, headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
         """Every text in the request that could be a token."""
         texts = []
         for auth in (*self.provider.auth, Bearer()):
@@ -249,14 +249,11 @@ class Accounts:
 
 
 def _user_and_password(value: str) -> str:
-    import base64  # noqa: PLC0415 - few need it
-    import binascii  # noqa: PLC0415
-
     if not value.startswith("Basic "):
         return ""
     try:
         return base64.b64decode(value.removeprefix("Basic "), validate=True).decode().replace(":", "\0", 1)
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, no UTF-8, or a character beyond ASCII
         return ""
 
 
@@ -265,7 +262,7 @@ _JWT: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 @dataclass(frozen=True, slots=True)
 class _Consent:
-    """What waits behind a code."""
+    """What a code stands for until it is exchanged."""
 
     account: str
     redirect_uri: str
@@ -300,14 +297,14 @@ class TokenServer:
         if what == "revoke":
             self._accounts.revoke_token(fields.get("token", ""))
             return Reply(200, {})
-        account = self._granted(fields, now)
+        account = self._grant(fields, now)
         if account is None:
             return self.refusal(now)
         request.account = account.name
         return Reply(200, self._tokens(account, fields), {"cache-control": "no-store"})
 
     def refusal(self, now: datetime, scope: Scope = Scope.ACCOUNT) -> Reply:
-        """A grant that is dead, or, at the provider's scope, an application that is refused."""
+        """The refusal of a dead grant; with the provider's scope, that of an unknown application."""
         usual = "invalid_grant" if scope is Scope.ACCOUNT else "invalid_client"
         rules = [
             r for r in self.oauth.errors.rules if r.kind is FailureKind.AUTH and (r.scope or Scope.ACCOUNT) is scope
@@ -362,26 +359,26 @@ class TokenServer:
         client = fields.get("client_id"), fields.get("client_secret", "")
         return client == (oauth.client_id, oauth.client_secret)
 
-    def _granted(self, fields: Mapping[str, str], now: datetime) -> Account | None:
+    def _grant(self, fields: Mapping[str, str], now: datetime) -> Account | None:
         grant = fields.get("grant_type")
         if grant == "refresh_token":
-            return self._refreshed(fields.get("refresh_token", ""), now)
+            return self._refresh(fields.get("refresh_token", ""), now)
         if grant == "authorization_code":
-            return self._exchanged(fields, now)
+            return self._exchange(fields, now)
         if grant in ("client_credentials", "account_credentials", _JWT):
             account = self._accounts.by_name.get(self.next_account) or self._accounts.get(self.next_account, now)
             self._accounts.issue(account, now, refreshes=False)
             return account
         return None
 
-    def _refreshed(self, text: str, now: datetime) -> Account | None:
+    def _refresh(self, text: str, now: datetime) -> Account | None:
         token = self._accounts.refresh_token(text)
         if token is None or not self._accounts.usable(token, now):
             return None
         self._accounts.renew(token.account, token, now)
         return token.account
 
-    def _exchanged(self, fields: Mapping[str, str], now: datetime) -> Account | None:
+    def _exchange(self, fields: Mapping[str, str], now: datetime) -> Account | None:
         consent = self._codes.pop(fields.get("code", ""), None)
         if consent is None or consent.redirect_uri != fields.get("redirect_uri"):
             return None
@@ -406,12 +403,12 @@ class TokenServer:
             body = put(body, oauth.early_field, int(seconds / 2))
         for path in oauth.keep:
             if not pick(body, path):
-                body = put(body, path, account.kept.get(path, self._kept(path, account)))
+                body = put(body, path, account.kept.get(path, self._default_of(path, account)))
         if oauth.errors.code and any(rule.fits_status(200) for rule in oauth.errors.rules):
             body.setdefault("ok", True)
         return body
 
-    def _kept(self, path: str, account: Account) -> str:
+    def _default_of(self, path: str, account: Account) -> str:
         return self._origin if path.endswith("url") else f"{path.rpartition('.')[2]}-of-{account.name}"
 
 

@@ -1,8 +1,8 @@
 """Answers in a provider's own dialect, made from its facts and checked against them.
 
 Its rules are read backwards: for the failure that is wanted, each rule of that kind gives an answer that should
-fit it, the plain status of that kind comes last, and the first one that the dialect really reads as meant is
-taken. So an answer made here can be odd, but never means something else than what was asked for.
+fit it, and the usual status of that kind gives others; the first that the dialect reads as that failure is taken.
+So an answer made here can be odd, but always means the failure that is wanted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMED: Final = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " ", "CATEGORY_NOT_SPA
 
 
 def fitting(pattern: str, groups: Mapping[int | str, str] | None = None) -> str:
-    """A text that ``pattern`` finds something in; ``groups``: what some of its groups shall be.
+    """A text that ``pattern`` matches somewhere; ``groups``: the texts of some of its groups.
 
     Look-arounds and back references are ignored: the caller checks the result.
     """
@@ -85,7 +85,7 @@ def _member(members: Any) -> str:
 
 
 def plain(pattern: str) -> str:
-    """A text that an fnmatch pattern fits."""
+    """A text that matches an fnmatch pattern."""
     return re.sub(r"\[(.)[^\]]*\]", r"\1", pattern).replace("*", "x").replace("?", "x")
 
 
@@ -131,7 +131,7 @@ def spell(word: Word, seconds: float, now: datetime) -> str:
 
 
 def spell_in_json(word: Word, seconds: float, now: datetime) -> Any:
-    """The same as JSON has it: numbers as numbers."""
+    """`spell` for JSON: numbers as numbers."""
     text = spell(word, seconds, now)
     if word in _WHOLE or word in (Word.DELTA_MS, Word.EPOCH_MS):
         return int(text)
@@ -160,25 +160,25 @@ CODES: Final[dict[FailureKind, str]] = {
     K.THROTTLED: "too_many_requests", K.QUOTA: "quota_exceeded", K.AUTH: "unauthorized", K.TRANSIENT: "unavailable",
     K.AMBIGUOUS: "bad_gateway", K.CONFLICT: "conflict", K.PERMANENT: "invalid_request", K.RESET_CURSOR: "gone",
 }  # fmt: skip
-_WORDED: Final = frozenset({K.THROTTLED, K.QUOTA, K.RESET_CURSOR, K.AMBIGUOUS})
+_NEED_WORDS: Final = frozenset({K.THROTTLED, K.QUOTA, K.RESET_CURSOR, K.AMBIGUOUS})
 PAGE: Final = "<html><head><title>{status}</title></head><body><h1>{status}</h1><hr>nginx</body></html>"
-_CLOSE: Final = 1.5  # seconds within which a told wait is the one that was asked for
+_CLOSE: Final = 1.5  # seconds by which the wait of an answer may differ from the one that is wanted
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorDialect:
-    """Whose dialect is spoken: of an API or of a token endpoint. ``judge``: what an answer means there."""
+    """The dialect of an API or of a token endpoint. ``judge``: what an answer means there."""
 
     errors: Errors
     waits: WaitDialect
     judge: Callable[[AnswerFacts], Failure | None]
     now: datetime
     headers: Mapping[str, str] = field(default_factory=dict)  # of every answer, such as budgets
-    rejected: Mapping[str, str] = field(default_factory=dict)  # of a spent budget
+    rejected: Mapping[str, str] = field(default_factory=dict)  # headers of an answer whose budget is spent
     refused: tuple[int, ...] = STATUSES[K.AUTH]  # the statuses of refused credentials
 
     def statuses(self, kind: FailureKind) -> tuple[int, ...]:
-        """The usual ones of a kind, the most usual first."""
+        """The statuses that a kind usually has, the most usual first."""
         return self.refused if kind is K.AUTH else STATUSES.get(kind, ())
 
 
@@ -220,16 +220,16 @@ def facts_of(reply: Reply, dialect: ErrorDialect) -> AnswerFacts:
 
 
 def _candidates(dialect: ErrorDialect, kind: FailureKind, wait: float | None, code: str) -> Iterator[Reply]:
-    """Possible answers: by rules first where the dialect has words for this kind, else by the usual status."""
-    if kind in _WORDED or dialect.errors.reads_success:
-        yield from _ruled(dialect, kind, wait, code)
+    """Possible answers: those of rules first where an error of this kind needs words, else those of usual statuses."""
+    if kind in _NEED_WORDS or dialect.errors.reads_success:
+        yield from _by_rules(dialect, kind, wait, code)
         yield from _plain(dialect, kind, wait, code)
     else:
         yield from _plain(dialect, kind, wait, code)
-        yield from _ruled(dialect, kind, wait, code)
+        yield from _by_rules(dialect, kind, wait, code)
 
 
-def _ruled(dialect: ErrorDialect, kind: FailureKind, wait: float | None, code: str) -> Iterator[Reply]:
+def _by_rules(dialect: ErrorDialect, kind: FailureKind, wait: float | None, code: str) -> Iterator[Reply]:
     spent = dialect.rejected if kind in (K.THROTTLED, K.QUOTA) else {}
     for rule in dialect.errors.rules:
         if rule.kind is kind:
@@ -379,16 +379,16 @@ def deliver(
     places += [] if webhook.signatures else [(webhook.token, secret)]
     for place, value in places:
         if place and value:
-            url, body = _placed(place, value, url, body, headers, webhook)
+            url, body = _place(place, value, url, body, headers, webhook)
     signature = webhook.signatures[0] if webhook.signatures else None
     if signature is not None and signature.timestamp.startswith("body:"):
-        _, body = _placed(signature.timestamp, spell(signature.word, 0, now), url, body, headers, webhook)
+        _, body = _place(signature.timestamp, spell(signature.word, 0, now), url, body, headers, webhook)
     if signature is not None and "{form}" in signature.signed and isinstance(body, dict):
         headers["content-type"] = "application/x-www-form-urlencoded"
         body = urlencode(body).encode()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     if signature is not None and signature.body_hash and "form" not in headers["content-type"]:
-        url, _ = _placed(signature.body_hash, hashlib.sha256(raw).hexdigest(), url, raw, headers, webhook)
+        url, _ = _place(signature.body_hash, hashlib.sha256(raw).hexdigest(), url, raw, headers, webhook)
     if signature is not None:
         _sign(signature, headers, raw, url, secret, now, delivery)
     made = Delivery(headers, raw, url)
@@ -400,17 +400,17 @@ def deliver(
 
 def _id_of(webhook: Webhook, body: Any) -> str:
     """The id that the body has, else "1"."""
-    return next((text for place in webhook.delivery.split() if (text := _standing(place, body))), "1")
+    return next((text for place in webhook.delivery.split() if (text := _id_at(place, body))), "1")
 
 
-def _standing(place: str, body: Any) -> str:
+def _id_at(place: str, body: Any) -> str:
     """The id that the body has at this place; empty if none."""
     kind, _, path = place.partition(":")
     values = pick(body, path) if kind == "body" and not isinstance(body, bytes) else []
     return next((str(one) for one in values if isinstance(one, (str, int))), "")
 
 
-def _placed(place: str, value: str, url: str, body: Any, headers: dict[str, str], webhook: Webhook) -> tuple[str, Any]:
+def _place(place: str, value: str, url: str, body: Any, headers: dict[str, str], webhook: Webhook) -> tuple[str, Any]:
     kind, colon, name = place.partition(":")
     if kind == "item" and (items := items_of(webhook, body)) is not None:
         numbered = place in webhook.delivery.split()

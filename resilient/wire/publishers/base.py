@@ -5,12 +5,12 @@ its `connect` on its own event loop and gets a `Publisher`. ``publish`` returns 
 relay calls it for many events at once, but never for two of one key. What it raises says what becomes of the event:
 
 - `lost(...)`: the connection is unusable; the event is sent again later, over a new one;
-- `cut_off(...)`: the same, but the destination is there: it closed the connection over what one event asked for;
+- `cut_off(...)`: the same, but the destination works: it closed the connection because of one event;
 - `refused(...)`: the destination did not take the event, and the connection is usable; the event is sent again later;
 - `Throttled`: all events for this destination wait;
 - `Permanent`: the event can never be taken; it is dead at once (`Unsendable`: nothing of it was sent).
 
-An event whose confirm was lost is sent again: consumers recognise duplicates by the event's id.
+An event whose confirmation was lost is sent again: consumers recognise duplicates by the event's id.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Unsendable(Permanent):
 class Publisher(Protocol):
     """A live connection to a destination.
 
-    One with a true attribute ``mends`` replaces lost connections itself, so the engine does not close it after `lost`.
+    One whose attribute ``mends`` is true replaces lost connections itself: the engine does not close it after `lost`.
     """
 
     async def publish(self, message: Message) -> None:
@@ -89,7 +89,7 @@ class Destination:
 
     @property
     def at_once(self) -> int | None:
-        """How many events it gets at once from all workers, if the program does not say (`concurrency=`); None: any."""
+        """The most events at once from all workers, unless the program says (`concurrency=`); None: no bound."""
         return None
 
     def require(self) -> None:
@@ -121,19 +121,19 @@ def lost(message: str, code: str) -> ConnectionLost:
 
 
 async def close_unopened(close: Callable[[], Awaitable[Any]]) -> None:
-    """Close a connection that was not opened in time or failed: else a hung broker would keep its socket open."""
+    """Close a connection that failed to open, or not in time: otherwise a hung broker would keep its socket open."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()
 
 
 def cut_off(message: str, code: str) -> ConnectionLost:
-    """The error for a connection that its destination closed over one event: others are welcome over a new one."""
+    """The error for a connection that its destination closed because of one event: a new one takes the others."""
     return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=False))
 
 
 def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:
-    """The error for an event that the destination did not take; ``ill``: a sign that it takes no event at all."""
+    """The error for an event that the destination did not take; ``ill``: it seems to take none at all."""
     return JobFailure(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=ill))
 
 

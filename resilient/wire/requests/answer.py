@@ -1,7 +1,7 @@
 """A response that knows its classification and keeps its body within bounds, and the errors it raises.
 
-It is httpx's own Response, made over after the fact: the transport sets ``__class__`` on what the pool
-returned, because building a second Response costs more than the whole classification.
+It is httpx's own Response: `Answer.of` sets ``__class__`` on the one that the pool returned, because building a second
+one costs more than the whole classification.
 
 Bounds: `aread`/`read` stop at the pool's ``largest`` and ``whole``, and where its account may hold no more of the
 process's ``bodies`` (`body_budget`). Streaming (``client.stream``) has no such bounds, but what it reads is decoded in
@@ -143,7 +143,7 @@ class Answer(httpx.Response):
     repeatable: bool  # that request may be sent again without a second effect
     message: str  # the provider's
     secrets: tuple[str, ...]
-    parsed: Any  # the decoded body, if it had to be read anyway
+    parsed: Any  # the decoded body, if the classification read it
     cut: Callable[..., None] | None  # called when the body breaks off; with ``by_us`` if there was no room for it
     reservation: Reservation | None = None  # of a large body
 
@@ -186,7 +186,7 @@ class Answer(httpx.Response):
                 self._drop(intake)
                 await self.aclose()
                 raise
-        self._part()
+        self._free_stream()
         return self._content
 
     def read(self) -> bytes:
@@ -201,7 +201,7 @@ class Answer(httpx.Response):
                 self._drop(intake)
                 self.close()
                 raise
-        self._part()
+        self._free_stream()
         return self._content
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
@@ -241,14 +241,14 @@ class Answer(httpx.Response):
     def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         """As httpx's."""
         raw = super().aiter_raw(chunk_size)
-        return raw if self.cut is None else self._watched(raw, self.cut)
+        return raw if self.cut is None else self._watch(raw, self.cut)
 
     def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
         """As httpx's."""
         raw = super().iter_raw(chunk_size)
-        return raw if self.cut is None else self._watched_sync(raw, self.cut)
+        return raw if self.cut is None else self._watch_sync(raw, self.cut)
 
-    async def _watched(self, raw: AsyncIterator[bytes], cut: Callable[[], None]) -> AsyncIterator[bytes]:
+    async def _watch(self, raw: AsyncIterator[bytes], cut: Callable[[], None]) -> AsyncIterator[bytes]:
         try:
             async for chunk in raw:
                 yield chunk
@@ -256,7 +256,7 @@ class Answer(httpx.Response):
             cut()
             raise
 
-    def _watched_sync(self, raw: Iterator[bytes], cut: Callable[[], None]) -> Iterator[bytes]:
+    def _watch_sync(self, raw: Iterator[bytes], cut: Callable[[], None]) -> Iterator[bytes]:
         try:
             yield from raw
         except httpx.RequestError:
@@ -323,14 +323,15 @@ class Answer(httpx.Response):
         raise NoRoomForAnswer(explanation, repeatable=self.repeatable, request=self._request)
 
     def _drop(self, intake: Intake) -> None:
-        """Forget a body that is not read to its end: the error's frames would keep it."""
+        """Free the memory of a body that was not read to its end: the error's frames would keep it."""
         intake.clear()
         self.reservation = None
 
-    def _part(self) -> None:
-        """Part with the stream of a body that was read.
+    def _free_stream(self) -> None:
+        """Let go of the stream of a body that was read.
 
-        httpx's refers to its answer, so only the collector would find the two, and it counts objects and no bytes.
+        httpx's stream refers to its answer: only the cyclic collector would free the two, and that counts objects, not
+        bytes.
         """
         if self.is_closed:
             self.stream = _READ
@@ -346,7 +347,7 @@ class Answer(httpx.Response):
         return intake.content()
 
     def _last(self, end: Callable[[], T]) -> T:
-        """What ``end`` returns; a body that it finds cut is one that breaks off."""
+        """What ``end`` returns; if it finds that the body was cut, that is reported like a body that breaks off."""
         try:
             return end()
         except RemoteProtocolError:
@@ -363,7 +364,7 @@ class Answer(httpx.Response):
 
 
 class Cookies(httpx.Cookies):
-    """Httpx's, which look for cookies only in an answer that sets some: what they do otherwise costs as much as h11."""
+    """Httpx's, for answers that set cookies only: for all others httpx would take as much CPU time as h11."""
 
     def extract_cookies(self, response: httpx.Response) -> None:
         """Keep the cookies that an answer sets."""
@@ -385,6 +386,7 @@ PIECE: Final = 64 * 1024  # bytes that are decoded at once
 ASKED_FOR: Final = "gzip, deflate"
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _SLICE: Final = 4 * 1024  # bytes of a body that zlib gets at once: for each member of gzip it copies what follows
+_FRAME: Final = 2  # bytes that begin zlib's frame around deflate (RFC 1950, 2.2)
 _MEMBER: Final = b"\x1f\x8b"  # the beginning of each member of gzip
 _OTHERS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz"})
 
@@ -392,7 +394,7 @@ _OTHERS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz"
 class Decoder:
     """Undoes the coding that ``Content-Encoding`` names; ``identity``, ``utf-8`` and the like name none."""
 
-    __slots__ = ("_coding", "_has_begun", "_inflate", "_refusal", "_request", "_tail")
+    __slots__ = ("_coding", "_has_begun", "_head", "_inflate", "_refusal", "_request", "_tail")
 
     def __init__(self, content_encoding: str = "", request: httpx.Request | None = None) -> None:
         self._request = request  # what its errors name
@@ -404,7 +406,8 @@ class Decoder:
             self._refusal = f"the answer is encoded {len(codings)} times: one coding is decoded"
         elif self._coding in _OTHERS:
             self._refusal = f"the answer is encoded as {self._coding}: {ASKED_FOR} are decoded"
-        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | (32 if self._coding != "deflate" else 0))
+        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        self._head = b""  # the beginning of a body in deflate, until it shows whether there is a frame
         self._tail = b""  # the first bytes behind the end
         self._has_begun = False
 
@@ -431,7 +434,7 @@ class Decoder:
                 yield part
 
     def _next_member(self, data: bytes) -> bytes:
-        """What begins another member of gzip (RFC 1952, 2.2); nothing else that follows an end is decoded."""
+        """The data behind an end if it begins another member of gzip (RFC 1952, 2.2): nothing else is decoded."""
         data = self._tail + data
         self._tail = data[: len(_MEMBER)]
         if self._tail != _MEMBER or "gzip" not in self._coding:
@@ -440,7 +443,7 @@ class Decoder:
         return data
 
     def rest(self) -> bytes:
-        """What is left when all has come. Raises `DecodingError`, `RemoteProtocolError` for a body that was cut."""
+        """What is left at the end. Raises `DecodingError`, `RemoteProtocolError` for a body that was cut."""
         if not self._coding or self._refusal or not self._has_begun:
             return b""
         try:
@@ -452,12 +455,17 @@ class Decoder:
         return rest
 
     def _decompress(self, data: bytes) -> bytes:
+        if self._coding == "deflate":  # RFC 9110, 8.4.1.2: some send it without zlib's frame
+            data, self._head = self._head + data, b""
+            if len(data) < _FRAME:
+                self._head = data
+                return b""
+            has_frame = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:_FRAME], "big") % 31 == 0
+            self._coding = "deflate (zlib)" if has_frame else "raw deflate"
+            self._inflate = zlib.decompressobj(zlib.MAX_WBITS if has_frame else -zlib.MAX_WBITS)
         try:
             return self._inflate.decompress(data, PIECE)
         except zlib.error as error:
-            if self._coding == "deflate":  # RFC 9110, 8.4.1.2: some send it without zlib's frame
-                self._coding, self._inflate = "raw deflate", zlib.decompressobj(-zlib.MAX_WBITS)
-                return self._decompress(data)
             raise DecodingError(f"the answer is no {self._coding}: {error}", request=self._request) from None
 
 
@@ -486,7 +494,7 @@ class Intake:
         self._decoder = Decoder(content_encoding, request)
         self._chunks: list[bytes] = []
         self._room = self._raw = largest
-        self._rest, self._draw = 0, draw  # what may be drawn still
+        self._rest, self._draw = 0, draw  # bytes that may still be drawn
         if draw is not None and largest > FREE:
             self._room, self._rest = FREE, largest - FREE
         self._end = time.monotonic() + seconds
@@ -500,11 +508,11 @@ class Intake:
         return all(self._add(part) for part in self._decoder.feed(data))
 
     def end(self) -> bool:
-        """All has come; False if a bound is passed. Raises as `Decoder.rest` does."""
+        """Take what the decoder has left; False if that passes a bound. Raises as `Decoder.rest` does."""
         return self._add(self._decoder.rest())
 
     def content(self) -> bytes:
-        """What fits."""
+        """The decoded body, as much of it as fits."""
         return b"".join(self._chunks)
 
     def clear(self) -> None:

@@ -112,7 +112,7 @@ def by_transport(error: BaseException, *, repeatable: bool) -> Failure:
 # -- one exception -------------------------------------------------------------------------------------------
 
 
-def _own(error: BaseException, _t: RequestLogs, _n: datetime) -> Explained | None:
+def _own(error: BaseException, _logs: RequestLogs, _now: datetime) -> Explained | None:
     if isinstance(error, httpx.HTTPError):
         state = _extensions(error).get(KEY)
         if state is not None:
@@ -150,7 +150,7 @@ def _mapped_by(request_log: RequestLog, error: BaseException, now: datetime) -> 
 
 
 def _http(error: BaseException, request_logs: RequestLogs, now: datetime) -> Explained | None:
-    """An error of a client that is not the job's own."""
+    """The failure of an error of another HTTP client than the job's."""
     if not _is_client(error):
         return None
     request_log = next((one for one in request_logs if _is_providers(error, one)), request_logs[0])
@@ -159,7 +159,7 @@ def _http(error: BaseException, request_logs: RequestLogs, now: datetime) -> Exp
     if isinstance(status, int):
         meaning = _foreign_answer(error, status, error if response is None else response, request_log, now)
         if meaning is not None:
-            return meaning  # else the answer itself is none: one redirect too many
+            return meaning  # otherwise it is no failure by itself: the last of too many redirects
     phase = phase_of(error)
     if phase is None:
         return None
@@ -223,7 +223,7 @@ def _is_client(error: BaseException) -> bool:
 
 
 def _is_providers(error: BaseException, request_log: RequestLog | None) -> bool:
-    """Whether the failed request went to the job's provider (unknown counts as yes)."""
+    """Whether the failed request went to the job's provider; also true if that is unknown."""
     url = getattr(_request(error), "url", None)
     if request_log is None or url is None or not request_log.origins.declared:
         return True

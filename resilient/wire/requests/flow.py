@@ -3,8 +3,8 @@
 A step is a coroutine of the `RequestHooks`, or one of the words below, which each driver carries out in its own
 way. In order: what is this request (`RequestLog.facts`), may it go (admit), mark it, send it, look at the answer,
 report to the engine, and perhaps once more: with fresh credentials after a 401, or, for what is safe to repeat,
-after a moment. Redirects are followed by httpx above us, so each hop comes through here as a request of its
-own and is judged by its own host.
+after a moment. Httpx follows redirects above this, so each hop comes through here as a request of its own and
+is judged by its own host.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Send(NamedTuple):
-    """Send it, after a last look at its permit; gives the raw response."""
+    """Send it, after a last look at its permit; the step's result is the raw response."""
 
     request: httpx.Request
     hooks: RequestHooks
@@ -65,7 +65,7 @@ class ReadError(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Give up an answer that the caller will not get, so that its connection is free; it never fails."""
+    """Give up an answer that the caller will not get, to free its connection; never fails."""
 
     answer: Answer
 
@@ -94,12 +94,12 @@ CLIENT_ERROR: Final = 400
 
 
 def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Request) -> Flow:
-    """Send ``request`` as its job may; returns the `Answer` or raises httpx's errors and the RequestHooks's."""
+    """Send ``request`` when its job may; returns the `Answer`. Raises httpx's errors and the hooks'."""
     started = time.monotonic()
     state: CallState = yield from _plan(request_log, request)
     try:
         return (yield from _tries(request_log, settings, request, state, started))
-    finally:  # only now: while it may be repeated, no other request like it is its repeat
+    finally:  # only now: until then the repeats of this call are its only repeats
         if state.has_outcome:
             request_log.settle(state.facts, state.failure)
         else:
@@ -109,7 +109,7 @@ def exchange(request_log: RequestLog, settings: PoolSettings, request: httpx.Req
 def _tries(
     request_log: RequestLog, settings: PoolSettings, request: httpx.Request, state: CallState, started: float
 ) -> Flow:
-    """Send it until its outcome is the caller's."""
+    """Send it until there is an outcome for the caller."""
     last: Outcome | None = None
     repeats = Repeats(settings, started)
     renewed = False
@@ -138,24 +138,24 @@ def _tries(
 
 
 def _renew(request_log: RequestLog, outcome: Outcome) -> Flow:
-    """Replace the refused credentials; whether there are newer ones."""
+    """Replace the refused credentials; returns whether there are newer ones."""
     try:
         return (yield request_log.hooks.refreshed(outcome.permit, cast("Failure", outcome.failure)))
-    except BaseException:  # the database is away, or the job is interrupted; a refusal is an outcome all the same
+    except BaseException:  # the database is away, or the job is interrupted; the refusal is still an outcome
         _clear(request_log, outcome)
         request_log.hooks.abandoned(outcome.permit)
         raise
 
 
 def _delay(outcome: Outcome, state: CallState, repeats: Repeats) -> float | None:
-    """Seconds until the request is repeated; None if its outcome is the caller's."""
+    """Seconds until the request is repeated; None if it is not."""
     if outcome.failure is None or outcome.permit.probing or not _may_repeat(outcome, state):
         return None
     return repeats.next_delay(outcome.failure)
 
 
 def _let_go(request: httpx.Request, answer: Answer | None) -> Flow:
-    """Free the connection of an answer that is repeated; its caller gets it only if the repeat may not go."""
+    """Free the connection of an answer whose request is repeated: the caller gets it only if the repeat is stopped."""
     if answer is not None and not answer.is_closed:
         yield ReadError(answer, request)
 
@@ -190,7 +190,7 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
     permit: Permit = yield request_log.hooks.admit(facts)
     state.has_outcome = False
     answer = answer_facts = failure = error = span = None
-    sent = request
+    sent_request = request
     try:
         if facts.marked:
             yield request_log.hooks.mark(permit)
@@ -199,14 +199,14 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
             span = spans.begin(request_log, facts, state.sendings)
         state.sendings += 1
         try:
-            sent = outgoing(request, state, permit, request_log, span)
-            response = yield Send(sent, request_log.hooks, permit)
+            sent_request = outgoing(request, state, permit, request_log, span)
+            response = yield Send(sent_request, request_log.hooks, permit)
             answer = Answer.of(response, settings, request_log.account, repeatable=facts.repeatable)
-            answer_facts, failure = yield from _classified(request_log, sent, answer, state)
+            answer_facts, failure = yield from _classified(request_log, sent_request, answer, state)
             if answer.is_closed:
                 answer.elapsed = timedelta(seconds=time.perf_counter() - started)
         except httpx.RequestError as caught:
-            error, failure = _shown(caught, sent), by_transport(caught, repeatable=facts.repeatable)
+            error, failure = _without_values(caught, sent_request), by_transport(caught, repeatable=facts.repeatable)
             error.request = request
         except ResourceStopped:  # by the last look before its first byte
             if facts.marked and permit.fresh:
@@ -226,19 +226,19 @@ def _once(request_log: RequestLog, settings: PoolSettings, request: httpx.Reques
     return Outcome(permit, answer, answer_facts, failure, error)
 
 
-def _shown(error: httpx.RequestError, sent: httpx.Request) -> httpx.RequestError:
-    """The error; one of httpcore's that quotes a header without its value, and without its causes, which do so, too."""
+def _without_values(error: httpx.RequestError, sent_request: httpx.Request) -> httpx.RequestError:
+    """The error; if it may quote a header's value, one without that and without the causes, which quote it, too."""
     if not isinstance(error, httpx.LocalProtocolError):
         return error
-    return httpx.LocalProtocolError(without_value(str(error), sent.headers.raw))
+    return httpx.LocalProtocolError(without_value(str(error), sent_request.headers.raw))
 
 
-def _classified(request_log: RequestLog, sent: httpx.Request, answer: Answer, state: CallState) -> Flow:
+def _classified(request_log: RequestLog, sent_request: httpx.Request, answer: Answer, state: CallState) -> Flow:
     """The facts of an answer and its classification; reads as much of the body as that needs."""
     provider, facts = request_log.provider, state.facts
     headers, now = fields(answer.headers), request_log.hooks.now()
     if answer.status_code >= CLIENT_ERROR:
-        yield ReadError(answer, sent)
+        yield ReadError(answer, sent_request)
     elif facts.gated and provider.reads_success and "json" in headers.get("content-type", ""):
         yield Read(answer)
     server_budgets: tuple[Budget, ...] = ()
@@ -279,7 +279,7 @@ def _clear(request_log: RequestLog, outcome: Outcome) -> None:
 def is_concluded(permit: Permit, failure: Failure | None, *, unsent: bool) -> bool:
     """Whether the outcome of a marked request is known.
 
-    With a key a server's failure says nothing yet, and a refusal only if no earlier sending stands unanswered.
+    With a key a server's failure settles nothing, and a refusal only if no earlier sending is unanswered.
     """
     if failure is None or failure.kind is FailureKind.PERMANENT:
         return True
@@ -293,13 +293,13 @@ def _unsent(error: httpx.RequestError | None) -> bool:
 
 
 def _may_renew(outcome: Outcome, state: CallState) -> bool:
-    """Whether credentials that we added were refused, and the request can be sent a second time."""
+    """Whether credentials of the account were refused, and the request can be sent once more."""
     refused = outcome.failure is not None and outcome.failure.kind is FailureKind.AUTH
     return refused and state.resendable and state.facts.trusted and outcome.permit.trusting
 
 
 def _may_repeat(outcome: Outcome, state: CallState) -> bool:
-    """Whether a fault may pass and a repeat does no harm: it has no second effect, or the first was never sent."""
+    """Whether the fault may pass, and a repeat has no second effect or is in fact the first sending."""
     failure = outcome.failure
     if failure is None or failure.kind is not FailureKind.TRANSIENT or not state.resendable:
         return False
@@ -327,7 +327,7 @@ LONGEST: Final = 1.0
 
 
 class _Failed(Exception):
-    """Never raised, only shown to tenacity."""
+    """What tenacity is told of a failed try; never raised."""
 
 
 class Repeats:
@@ -338,7 +338,7 @@ class Repeats:
     def __init__(self, settings: PoolSettings, started: float) -> None:
         """``started``: when the call began, by ``time.monotonic``."""
         self._settings, self._started = settings, started
-        self._retrying: Retrying | None = None  # made with the first failure, because tenacity is loaded then
+        self._retrying: Retrying | None = None  # from the first failure on, which loads tenacity
 
     def _begin(self) -> Retrying:
         from tenacity import (  # noqa: PLC0415 - most calls never need it
@@ -390,7 +390,7 @@ BARE: Final = frozenset({
 
 
 class CallState:
-    """One call on its way; kept in ``request.extensions``, so that the next hop of a redirect knows it."""
+    """The state of one call, kept in ``request.extensions``: the next hop of a redirect takes it from there."""
 
     __slots__ = (
         "_id", "bare", "facts", "failure", "has_outcome", "origin", "resendable", "sendings", "went_astray",
@@ -404,7 +404,7 @@ class CallState:
         self.bare = False  # sent without the caller's headers, because a redirect led to a foreign host
         self.went_astray = False  # an earlier hop was at a foreign host: no credentials any more
         self.failure: Failure | None = None  # of the latest sending
-        self.has_outcome = False  # it is known what became of the latest sending
+        self.has_outcome = False  # of the latest sending
         self.sendings = 0  # of this call so far, with those of the hops before
 
     def is_of(self, request: httpx.Request) -> bool:
@@ -447,7 +447,7 @@ def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
 def outgoing(
     request: httpx.Request, state: CallState, permit: Permit, request_log: RequestLog, span: Span | None = None
 ) -> httpx.Request:
-    """The request to send, a part of ``span``."""
+    """The request as it is sent, within ``span``."""
     facts = state.facts
     url, added = request.url, dict[str, str]()
     if facts.trusted:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import httpcore
@@ -21,7 +20,7 @@ import httpx
 from resilient.core.base.errors import Failure, FailureKind, Permanent
 from resilient.core.base.hosts import denied
 from resilient.core.base.loops import PerLoop
-from resilient.wire.requests.sockets import Backend
+from resilient.wire.requests.sockets import Backend, end_of, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -90,7 +89,6 @@ def _start(loop: asyncio.AbstractEventLoop, lookups: _Lookups, name: tuple[str, 
 
 # -- the guard --------------------------------------------------------------------------------------------------------
 
-_LEAST: Final = 0.01  # seconds to connect to one address
 GUARDED: Final = "resilient_guarded"  # an extension of a request: its host was chosen by an account
 
 
@@ -107,17 +105,8 @@ class AddressDenied(httpx.ConnectError, Permanent):
         self.failure = Failure(FailureKind.PERMANENT, code="address_denied")
 
 
-def _end(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def _share(end: float | None, untried: int) -> float | None:
-    """The seconds for the next of ``untried`` addresses: whoever owns the name says how many there are."""
-    return None if end is None else max(_LEAST, (end - time.monotonic()) / untried)
-
-
 class PublicNetwork(httpcore.AsyncNetworkBackend):
-    """For coroutines. ``allow``: hosts and addresses that are connected to all the same; ``refusal``: the error."""
+    """For coroutines. ``allow``: hosts and addresses that need not be public; ``refusal``: makes the error."""
 
     def __init__(
         self,
@@ -125,7 +114,7 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         refusal: Callable[[str, str], Exception] = AddressDenied,
         network: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
-        """``network``: by what it connects."""
+        """``network``: what opens the connections."""
         self._allow, self._refusal = frozenset(name.lower() for name in allow), refusal
         self._network = network or httpcore.AnyIOBackend()
 
@@ -139,7 +128,7 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Resolve, check, connect, within ``timeout`` altogether. Raises `AddressDenied`, or what ``refusal`` makes."""
         error: Exception | None = None
-        end = _end(timeout)
+        end = end_of(timeout)
         try:
             async with asyncio.timeout(timeout):
                 addresses = await resolved(host, port, self._allow, self._refusal)
@@ -148,7 +137,7 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
                 return await self._network.connect_tcp(
-                    address, port, _share(end, untried), local_address, socket_options
+                    address, port, share_of(end, untried), local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
                 error = failed
@@ -182,13 +171,13 @@ class PublicNetworkSync(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> httpcore.NetworkStream:
-        """Resolve, check, connect, within ``timeout`` altogether. Raises `AddressDenied`."""
+        """Resolve, check, connect; see `Backend.connect_tcp`. Raises `AddressDenied`."""
         error: Exception | None = None
-        end = _end(timeout)
-        addresses = _resolved_sync(host, port)
+        end = end_of(timeout)
+        addresses = _resolve_sync(host, port)
         for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
-                return self._network.connect_tcp(address, port, _share(end, untried), local_address, socket_options)
+                return self._network.connect_tcp(address, port, share_of(end, untried), local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
                 error = failed
         raise error or httpcore.ConnectError(f"{host!r} has no address")
@@ -214,15 +203,15 @@ async def resolved(
         rows = await look_up(host, port)
     except (OSError, UnicodeError) as error:
         raise _unresolved(host, error) from error
-    return _checked(host, _addresses(rows), allow, refusal)
+    return _require_public(host, _addresses(rows), allow, refusal)
 
 
-def _resolved_sync(host: str, port: int) -> Sequence[str]:
+def _resolve_sync(host: str, port: int) -> Sequence[str]:
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise _unresolved(host, error) from error
-    return _checked(host, _addresses(rows))
+    return _require_public(host, _addresses(rows))
 
 
 def _addresses(rows: Iterable[tuple[Any, ...]]) -> list[str]:
@@ -233,7 +222,7 @@ def _unresolved(host: str, error: Exception) -> httpcore.ConnectError:
     return httpcore.ConnectError(f"{host!r} cannot be resolved: {error}")
 
 
-def _checked(
+def _require_public(
     host: str,
     addresses: Sequence[str],
     allow: Collection[str] = (),

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Look = Callable[[], Awaitable[None] | None]  # before the first byte: what to wait for, if anything
 
 _AT_ONCE: Final = 64 * 1024  # bytes that are read at once
-_LONGEST_HEAD: Final = 100 * 1024
+_LONGEST_HEAD: Final = 100 * 1024  # bytes
 _SWITCHING: Final = 101
-_PARTS: Final = 100  # of an answer between two turns of the loop: what is here already is read without waiting
+_PARTS: Final = 100  # of a body, after which the loop has a turn: what has arrived is read without waiting
 _MOST_INTERIM: Final = 1_000  # interim answers (100 to 199) before the answer
 _SUCCESS: Final = range(200, 300)
 _DEFAULT_PORTS: Final = {b"http": 80, b"https": 443}
@@ -49,8 +49,8 @@ class Connection:
         self._address, self._context, self._network, self._idle_for = address, context, network, idle_for
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         self._stream: Any = None
-        self._answer: h11.Response | h11.InformationalResponse | None = None  # its head, if it came early
-        self._interim = 0  # answers before the answer
+        self._answer: h11.Response | h11.InformationalResponse | None = None  # its head, once it has arrived
+        self._interim = 0  # interim answers so far
         self._resting_until: float | None = None  # None: in use, or new
         self._closed = False
 
@@ -59,7 +59,7 @@ class Connection:
     async def send(
         self, request: httpx.Request, body: httpx.AsyncByteStream, look: Look | None = None
     ) -> httpx.Response:
-        """Send ``request`` and read the head of its answer, whose stream, ``body``, asks for `body` and then `end`s."""
+        """Send ``request`` and read the head of its answer. The answer's stream is ``body``, which reads by `body`."""
         self._resting_until, self._interim = None, 0
         try:
             is_new = self._stream is None
@@ -90,17 +90,17 @@ class Connection:
             raise
 
     def _refuse_end(self) -> None:
-        """Raise if it ended before a byte was sent, without a word: the request has done nothing."""
+        """Raise if the server closed it before a byte was sent: so the request had no effect."""
         if self._stream.is_over:
             raise httpcore.ConnectError(_ENDED)
 
     def _refuse_surplus(self) -> None:
-        """Raise if it ended, or something came, while the request waited: it would be taken for its answer."""
+        """Raise if it was closed, or bytes came, while the request waited: they would be taken for its answer."""
         if self._stream.get_extra_info("is_readable"):
             raise httpcore.ConnectError(_ENDED)
 
     def _first(self, request: httpx.Request) -> bytes:
-        """What is written first: the head, and the body where it is here already."""
+        """What is written first: the head, and a body that is in memory."""
         try:
             buffer = self._start(request)
             if isinstance(request.stream, httpx.ByteStream):
@@ -112,7 +112,7 @@ class Connection:
         return buffer
 
     async def _write(self, request: httpx.Request, first: bytes, seconds: float | None) -> None:
-        """Send it, or as much of it as the server wants: it may refuse it, and hang up, before it has read all."""
+        """Send a request, or as much of it as the server reads: it may refuse and hang up before it has read all."""
         try:
             is_sent = await self._send(first, seconds)
             if is_sent and not isinstance(request.stream, httpx.ByteStream):
@@ -125,7 +125,7 @@ class Connection:
             self._h11.send_failed()  # so no other request follows on this connection
 
     async def _send(self, data: bytes, seconds: float | None) -> bool:
-        """Send some of a request; False if it was refused before there was room for all of that."""
+        """Send a part of a request; False if the server refused the request while the part waited for room."""
         self._stream.put(data)
         while self._stream.is_full:
             if await self._is_refused():
@@ -134,8 +134,8 @@ class Connection:
         return True
 
     async def _is_refused(self) -> bool:
-        """Whether the answer has arrived and is no success: nobody wants the rest of the request (RFC 9112, 9.5)."""
-        await asyncio.sleep(0)  # the loop looks: what has arrived is lost with the first write that fails
+        """Whether the answer has arrived and is no success: then no more of the request is sent (RFC 9112, 9.5)."""
+        await asyncio.sleep(0)  # lets the loop read: what has arrived is lost with the first write that fails
         head = await self._head(None, wait=False)
         return head is not None and head.status_code not in _SUCCESS
 
@@ -166,7 +166,7 @@ class Connection:
         return self._answer
 
     async def _event(self, seconds: float | None, *, wait: bool = True) -> Any:
-        """The next thing that the server says."""
+        """The next event of the answer, as h11 reads it; without ``wait`` None if it has not arrived."""
         h = self._h11
         try:
             while (event := h.next_event()) is h11.NEED_DATA:
@@ -193,7 +193,7 @@ class Connection:
                     await asyncio.sleep(0)
 
     def end(self) -> None:
-        """The answer is read, or nobody wants the rest: rest, or close if anything is open still."""
+        """Rest after an answer that was read to its end; close after any other."""
         h = self._h11
         if self._closed:
             return
@@ -204,7 +204,7 @@ class Connection:
             self.close()
 
     def _switched(self, request: httpx.Request, status: int) -> Any:
-        """The stream for whoever speaks another protocol from now on."""
+        """The stream; if the protocol changes, with the bytes that h11 has already read of the new one."""
         stream = self._stream
         if status == _SWITCHING or (request.method == "CONNECT" and status in _SUCCESS):
             stream.put_back(self._h11.trailing_data[0])
@@ -238,7 +238,7 @@ class Connection:
         return self._closed
 
     def has_expired(self) -> bool:
-        """Whether it has rested too long, or something came that nobody asked for: its end, or worse."""
+        """Whether it has rested too long, or its end or surplus bytes have come."""
         if self._resting_until is None:
             return self._closed
         return time.monotonic() > self._resting_until or self._stream.get_extra_info("is_readable")
@@ -276,7 +276,7 @@ def without_value(message: str, headers: list[tuple[bytes, bytes]]) -> str:
     return message
 
 
-# -- told to a trace and to httpcore's loggers ------------------------------------------------------------------------
+# -- traces and httpcore's loggers ------------------------------------------------------------------------------------
 
 
 def _is_watched(request: httpx.Request) -> bool:
@@ -284,7 +284,7 @@ def _is_watched(request: httpx.Request) -> bool:
 
 
 class _Event:
-    """What httpcore tells a trace (``extensions={"trace": ...}``) and its loggers. ``value``: what came of it."""
+    """What httpcore reports to a trace (``extensions={"trace": ...}``) and its loggers; ``value``: its result."""
 
     __slots__ = ("_info", "_name", "_room", "_trace", "_watched", "value")
 

@@ -47,8 +47,8 @@ class PoolSettings:
     Less than twice ``largest`` counts as that, so that one answer always fits. ``error_largest``, ``error_whole``: the
     same as ``largest`` and ``whole`` for the body of an error, of which only the beginning is kept. ``tries``,
     ``tries_within``: how often one request is sent within one call, and in how many seconds; longer waits are the
-    job's. ``verify``: an `ssl.SSLContext` with what is trusted beside the public certificates, and with a certificate
-    of the program's own; False trusts everybody. ``proxy``: its address, such as ``http://user:password@proxy.example:3128``.
+    job's. ``verify``: an `ssl.SSLContext` with all that is trusted and a certificate of the program's own; True trusts
+    the public certificates, False everybody. ``proxy``: its address, such as ``http://user:password@proxy.example:3128``.
     """
 
     connections: int = 200
@@ -57,7 +57,7 @@ class PoolSettings:
     connect: float = 5.0
     read: float = 30.0
     write: float = 30.0
-    wait: float = 60.0  # for a free connection
+    wait: float = 60.0  # for a connection that is free
     whole: float = float(bounds.ANSWER_TIME.value)
     largest: int = bounds.ANSWER_BODY.value
     bodies: int = bounds.ANSWER_BODIES.value
@@ -89,8 +89,8 @@ class PoolSettings:
 #
 # httpcore's own pool looks at every connection for every request, and for every idle one at all others: with 100
 # connections that is most of a request's CPU time (3.5 ms instead of 1 ms). Here a request takes the connection on top
-# of its origin's stack and puts it back; nothing else is looked at. The connections themselves are httpcore's, the
-# errors httpx's. A coroutine that has to wait for one waits in line; `httpx.PoolTimeout` ends that.
+# of its origin's stack and puts it back; nothing else is looked at. The connections are those of `http11`, the errors
+# httpx's. A coroutine that has to wait for one waits in line; `httpx.PoolTimeout` ends that.
 
 Origin = tuple[bytes, bytes, int | None, bool]  # the last: whether its host was chosen by an account
 
@@ -110,7 +110,7 @@ class Connections(httpx.AsyncBaseTransport):
         self._resting: OrderedDict[Connection, tuple[Origin, float]] = OrderedDict()  # since when, oldest first
         self._open = 0  # resting and in use
         self._line: deque[asyncio.Future[None]] = deque()
-        self._called = 0  # places that are kept for who was woken and has not run yet
+        self._called = 0  # connections kept for those who were woken and have not run yet
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -119,7 +119,7 @@ class Connections(httpx.AsyncBaseTransport):
         return await self.send(request)
 
     async def send(self, request: httpx.Request, look: Look | None = None) -> httpx.Response:
-        """The same; ``look`` is called in the moment before the first byte."""
+        """`handle_async_request`; ``look`` is called right before the first byte."""
         url = request.url
         origin = (url.raw_scheme, url.raw_host, url.port, GUARDED in request.extensions)
         if origin[0] not in (b"http", b"https"):
@@ -140,7 +140,7 @@ class Connections(httpx.AsyncBaseTransport):
             raise
 
     async def _send_by_httpcore(self, request: httpx.Request, look: Look | None) -> httpx.Response:
-        """Send it over the connection that somebody has put in the place of httpcore's."""
+        """Send it over httpcore's connection, in whose place a test has put its own."""
         if look is not None and (wait := look()) is not None:
             await wait
         transport = httpx.AsyncHTTPTransport(verify=self._context, trust_env=False)
@@ -155,7 +155,7 @@ class Connections(httpx.AsyncBaseTransport):
         stack = self._stacks.get(origin)
         while stack:
             connection = stack.pop()
-            if not stack:  # accounts may have hosts of their own: nothing stays of one that is not asked again
+            if not stack:  # accounts may have hosts of their own: an origin without connections leaves nothing
                 del self._stacks[origin]
             del self._resting[connection]
             if not connection.has_expired():
@@ -226,7 +226,7 @@ class Connections(httpx.AsyncBaseTransport):
         connection.close()
 
     def _sweep(self) -> None:
-        """Close what has rested too long; the timer runs only while something rests."""
+        """Close connections that have rested too long; the timer runs only while one rests."""
         loop = asyncio.get_running_loop()
         self._sweeper = None
         while self._resting:
@@ -238,7 +238,7 @@ class Connections(httpx.AsyncBaseTransport):
             self._drop_oldest()
 
     async def aclose(self) -> None:
-        """Close what rests now, and what is in use when it comes back."""
+        """Close the connections that rest; one in use is closed when it is given back."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -298,8 +298,9 @@ def _raise_as_httpx(error: BaseException) -> None:
 #
 # HTTP/1.1 has nothing but the order of answers to tell whose is whose. Bytes behind the end of an answer (a second
 # answer, or the body of a 204) would be read as the answer of the next request, which may be another account's. So a
-# connection with anything left over serves nobody again (RFC 9112, 6.3 and 9.3). httpcore looks for bytes that wait in
-# the socket; here is the rest of the way: what h11, the loop's reader and TLS have taken out of the socket already.
+# connection with anything left over serves nobody again (RFC 9112, 6.3 and 9.3). `Connection.has_surplus` looks for
+# them on our own connections. For httpcore's (threads, proxies), which look only into the socket, the functions below
+# look at what h11, the loop's reader and TLS have already taken out of it.
 # Bytes that arrive only after the next request was sent cannot be told from its answer.
 
 _MOST_LAYERS: Final = 8  # of proxies' connections around the one that speaks HTTP/1.1
@@ -315,7 +316,7 @@ def surplus(connection: Any) -> bool:
 
 
 def _unread(stream: Any) -> bool:
-    """Bytes that have left the socket and were not read by httpcore yet."""
+    """Whether bytes have left the socket that httpcore has not read yet."""
     tls = stream.get_extra_info("ssl_object")
     if isinstance(tls, ssl.SSLObject) and decrypts(tls):
         return True
@@ -330,7 +331,7 @@ def _unread(stream: Any) -> bool:
 
 
 def keep_apart(transport: Any) -> None:
-    """Make a transport of httpx's with a pool of its own drop such connections."""
+    """Make one of httpx's own transports drop connections that have a `surplus`."""
     pool = transport._pool  # noqa: SLF001 - httpx has no argument for it
     make: Callable[[Any], Any] = pool.create_connection
 
@@ -408,7 +409,7 @@ class Pool:
         return {"verify": self._certificates(), "limits": limits, "trust_env": False}
 
     def _certificates(self) -> ssl.SSLContext:
-        """Once for both kinds of connections."""
+        """The context that both kinds of connections share."""
         if self._context is None:
             self._context = certificates(self.settings.verify)
         return self._context

@@ -64,7 +64,7 @@ def scrub(text: str, secrets: Iterable[str] = (), keep: int | None = None, *, en
 
 
 def _to_the_last_word(text: str) -> str:
-    """``text`` without its last word, which a cut may have halved; without `_EDGE` characters if no blank is there."""
+    """``text`` without its last word, which a cut may have halved; without `_EDGE` characters if they hold no blank."""
     at = max(text.rfind(blank, len(text) - _EDGE) for blank in " \n\t")
     return text[: at if at > 0 else len(text) - _EDGE]
 
@@ -85,7 +85,7 @@ def without_secrets_in_code(failure: Failure | None, secrets: Iterable[str]) -> 
 
 
 def _without_its_beginning(code: str, secret: str) -> str:
-    """``code`` with a mask for the beginning of ``secret`` at its end: it was cut before, perhaps within a secret."""
+    """``code``, whose end may be the beginning of ``secret``, because codes are cut to a length: that is masked."""
     at = code.find(secret[:SHORTEST])
     while at >= 0:
         if secret.startswith(code[at:]):
@@ -137,7 +137,7 @@ def logs_httpcore() -> bool:
 
 
 def log_as_httpcore(room: str, line: str) -> None:
-    """A record such as httpcore's, of our own connections: its filter hides what is secret."""
+    """Log a line about our own connections as httpcore would: its logger's filter hides secrets."""
     logging.getLogger(f"httpcore.{room}").debug(line)
 
 
@@ -152,18 +152,19 @@ SHORTEST: Final = 6  # characters of a value worth masking; shorter ones would g
 
 
 def notations(values: Iterable[str]) -> set[str]:
-    """Each value, without its scheme ("Bearer abc": "abc"), decoded (Basic), its user and password, in every notation.
+    """All forms in which an answer may echo these values of headers and parameters, of `SHORTEST` characters or more.
 
-    As they are, in one line, as JSON and as URLs write them.
+    Each value, what follows its scheme ("Bearer abc": "abc"), and user and password of Basic; all of them as they are,
+    in one line, as JSON and as URLs write them.
     """
     texts: set[str] = set()
     for value in values:
         word = value.rpartition(" ")[2]
-        plain = [value, word]
+        forms = [value, word]
         if value[:6].lower() == "basic " and (decoded := _decoded(word)):
             user, _, password = decoded.partition(":")
-            plain += [decoded, user, password]
-        for one in plain:
+            forms += [decoded, user, password]
+        for one in forms:
             texts |= {one, one_line(one), json.dumps(one)[1:-1], quote(one, safe=""), quote_plus(one)}
     return {one for one in texts if len(one) >= SHORTEST}
 
@@ -176,7 +177,7 @@ def _decoded(word: str) -> str:
 
 
 def text_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """The type and message of an exception, without secrets; of our own failures what their kind does not say."""
+    """The type and message of an exception, without secrets; of our own failures only what their kind does not say."""
     message, name = value_text(error).strip(), type(error).__name__
     # `isinstance` alone asks an exception that is none for its class, and that may raise.
     if issubclass(type(error), JobFailure) and isinstance(error, JobFailure):
@@ -197,6 +198,6 @@ def trace_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def _frames(error: BaseException, second: BaseException) -> list[str]:
-    """Where an exception was raised that the traceback module fails over."""
+    """The frames of an exception over which the traceback module fails."""
     own = traceback.format_tb(from_callee(error.__traceback__))
     return [*own, f"{type(error).__name__} (the rest of its traceback cannot be had: {type(second).__name__})\n"]

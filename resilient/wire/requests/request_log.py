@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # -- names and keys ---------------------------------------------------------------------------------------------------
 #
 # The same in every execution of the job. A request is named by its ``op``, else by method, path and ordinal
-# ("POST /v1/charges #2"). The ordinal counts requests that came to a conclusion: one whose predecessor has no known
-# outcome, with the same body or with the same key out of an SDK's own retry, *is* that predecessor again and keeps its
-# name. Bodies are not part of a name, because they often contain the time of day.
+# ("POST /v1/charges #2"). The ordinal counts requests whose outcome is known: one after a predecessor with an unknown
+# outcome, with the same body or with the same key (an SDK's own retry), *is* that predecessor again and keeps its name.
+# Bodies are not part of a name, because they often contain the time of day.
 
 KEY_LENGTH: Final = 32  # hexadecimal digits; QuickBooks takes at most 50 characters
 _NO_BODY: Final = "-"
@@ -76,7 +76,7 @@ class Names:
         return name
 
     def reopen(self, name: str, body_hash: str | None) -> None:
-        """Nobody knows what became of a request: the next one like it has its name."""
+        """Keep the name of a request whose outcome is unknown for the next one like it."""
         self._open.setdefault(name.rpartition(" #")[0], {})[name] = body_hash or _NO_BODY
 
 
@@ -157,7 +157,7 @@ class RequestLog:
         self.secrets = Hidden()  # what the account's requests carry, in every form an answer may echo
 
     def keep_secret(self, permit: Permit) -> None:
-        """Remember the secrets a request carries, so that nothing which is shown contains one."""
+        """Remember the secrets that a request carries, so that they are masked in what is shown."""
         values = (*permit.headers.values(), *permit.params.values())
         if not values or values == self._kept:  # as nearly all requests of an execution
             return
@@ -173,7 +173,7 @@ class RequestLog:
         return self._account
 
     def guards(self, host: str) -> bool:
-        """Whether only public addresses may be connected to: the account chose its own host, and what that names."""
+        """Whether only public addresses may be connected to: the account chose the host, and where it leads."""
         return self._guarded and host not in self.provider.private_hosts
 
     def without_address(self) -> str:
@@ -240,7 +240,7 @@ class RequestLog:
     def _named(
         self, request: RequestFacts, words: Mapping[str, Any], hop: RequestFacts | None, *, keyed: bool
     ) -> dict[str, Any]:
-        """Its name and, if the provider takes one, its key."""
+        """The name of a request and, if the provider takes one, its idempotency key."""
         idem = self.provider.idempotency
         body_hash, made_up, key = hash_of(request.body), None, words.get("idempotency_key")
         if keyed and idem is not None and idem.in_path:
@@ -264,7 +264,7 @@ class RequestLog:
         }  # fmt: skip
 
     def _routed(self, request: RequestFacts, cost: float | None) -> dict[str, Any]:
-        """Its resource and cost, where they are not the job's and 1."""
+        """The resource and the cost of a request, where they are not the job's and 1."""
         changes: dict[str, Any] = {}
         if self.provider.route is not None and request.gated:
             suffix, changes["cost"] = self.provider.route(request)
@@ -275,24 +275,24 @@ class RequestLog:
         return changes
 
     def note(self, request: RequestFacts, failure: Failure | None) -> None:
-        """Take in what became of one sending."""
+        """Note the outcome of one sending."""
         if request.gated:
             self.last_failure = failure
             if failure is not None:
                 self.last_key = request.key
 
     def settle(self, request: RequestFacts, failure: Failure | None) -> None:
-        """Take in the outcome of a request, with all its repeats; without a conclusion it is given up."""
+        """Note the outcome of a request after its last repeat; it is unknown after a failure that a repeat may heal."""
         if failure is not None and failure.kind is not FailureKind.PERMANENT:
             self.give_up(request)
 
     def give_up(self, request: RequestFacts) -> None:
-        """The outcome of a request is unknown: the next request like it is a repeat of it."""
+        """Note that the outcome of a request is unknown: the next request like it is a repeat of it."""
         if request.needs_mark or request.idempotency_key:
             self.names.reopen(request.name, request.body_hash)
 
     def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
-        """The answer broke off after it was noted: the next request like it is a repeat of it.
+        """Note that an answer broke off after its outcome was noted: the next request like it is a repeat of it.
 
         ``by_us``: there was no room for its body, which says nothing about its server.
         """

@@ -1,7 +1,7 @@
-"""The sockets that a handler in a thread waits for, so that its time can end them from outside.
+"""The sockets that a handler in a thread waits for, so that the job's timeout can shut them.
 
 A timeout for silence never ends an answer that comes byte by byte, and a thread cannot be interrupted; but its socket
-can be shut. A `Line` keeps each socket while the thread waits for it (`Line.waiting`), and a connection of another
+can be shut down. A `Line` keeps each socket while the thread waits for it (`Line.waiting`), and a connection of another
 library's pool while a request uses it (`hold`). `Line.cut` shuts them all down, from any thread, and refuses further
 ones. Idle connections in a pool are left alone.
 """
@@ -40,7 +40,7 @@ class Line:
         """Shut its sockets down, and refuse further ones. Any thread may call it, more than once."""
         with self._lock:
             self.is_cut = True
-            # One that is closed already (its fileno is -1) was not waited for.
+            # Nobody waits for one that is closed already: its fileno is -1.
             self.broke = self.broke or any(one.fileno() >= 0 for one in self._sockets.values())
             for one in self._sockets.values():
                 with contextlib.suppress(OSError):  # it is closed already
@@ -98,7 +98,7 @@ def line() -> Line:
 
 @contextlib.contextmanager
 def using(one: Line) -> Iterator[None]:
-    """This thread waits on behalf of ``one``."""
+    """Let this thread wait on behalf of ``one`` meanwhile."""
     _thread.line, _thread.is_own = one, True
     try:
         yield
@@ -107,13 +107,26 @@ def using(one: Line) -> Iterator[None]:
 
 
 def join(one: Line) -> None:
-    """A thread that a handler started waits on behalf of ``one``, until it sends for another execution."""
+    """Let a thread that a handler started wait on behalf of ``one``, until it sends for another execution."""
     if not hasattr(_thread, "is_own"):
         _thread.line = one
 
 
+_LEAST: Final = 0.01  # seconds to connect to one address
+
+
+def end_of(timeout: float | None) -> float | None:
+    """When ``timeout`` seconds from now are over, by ``time.monotonic``."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def share_of(end: float | None, untried: int) -> float | None:
+    """The seconds for the next of ``untried`` addresses: whoever owns the name says how many there are."""
+    return None if end is None else max(_LEAST, (end - time.monotonic()) / untried)
+
+
 class Backend(httpcore.NetworkBackend):
-    """httpcore's own for threads: each operation is on the thread's line, and a host's addresses share one time."""
+    """httpcore's own for threads: each operation is on the thread's line, and a host's addresses share its time."""
 
     def __init__(self) -> None:
         self._inner = httpcore.SyncBackend()
@@ -126,20 +139,23 @@ class Backend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        """Try the addresses of a host, one after the other, within ``timeout`` together."""
+        """Try the addresses of a host one after the other; each gets its share of what ``timeout`` leaves them.
+
+        The lookup counts, too, but cannot be ended.
+        """
         if line().is_cut:
             raise httpcore.ConnectTimeout(_OVER)
-        end = None if timeout is None else time.monotonic() + timeout
+        end = end_of(timeout)
         try:
             rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # a label of more than 63 characters is no OSError
             raise httpcore.ConnectError(str(error)) from error
-        for address in (last := list(dict.fromkeys(str(one[4][0]) for one in rows))):
-            remaining = None if end is None else max(0.01, end - time.monotonic())
+        addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
-                made = self._inner.connect_tcp(address, port, remaining, local_address, socket_options)
+                made = self._inner.connect_tcp(address, port, share_of(end, untried), local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                if address is last[-1] or line().is_cut or (end is not None and time.monotonic() >= end):
+                if untried == 1 or line().is_cut:
                     raise
             else:
                 return _Stream(made)

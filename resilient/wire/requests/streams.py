@@ -1,8 +1,8 @@
-"""The sockets of coroutines: httpcore's interface over asyncio's transports, with as little as can be between.
+"""The sockets of coroutines: httpcore's interface over asyncio's transports, with as little as possible between.
 
 A `Stream` is asyncio's protocol itself: what arrives waits in it, so a read that finds something waits for nothing, and
-a read that waits is one future. Its timeout is one timer of the connection, which is set again only when it rings: a
-timer for each read would cost more than the read.
+a read that waits is one future. All timeouts of a connection share one timer, which is set again only when it rings:
+a timer for each read would cost more than the read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._reading: asyncio.Future[None] | None = None
         self._until = 0.0
         self._timer: asyncio.Handle | None = None
-        self._rings_at = 0.0  # kept beside: uvloop's handle may not know
+        self._rings_at = 0.0  # of the timer: uvloop's handle may not know
         self._room: asyncio.Future[None] | None = None  # set while the other side reads too slowly
 
     @property
@@ -52,7 +52,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     @property
     def has_arrived(self) -> bool:
-        """Whether a read waits for nothing."""
+        """Whether a read would return at once."""
         return bool(self._parts) or self._over
 
     @property
@@ -65,7 +65,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         """Whether it has ended, and nothing that came before its end is left to read."""
         return self._over and not self._parts
 
-    # -- told by asyncio -----------------------------------------------------------------------------------------
+    # -- called by asyncio ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -85,7 +85,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone. What becomes of it behind its end concerns nobody."""
+        """The connection is gone: wake whoever waits. An error after its end is ignored."""
         self._end(exc)
         self._wake()
         self.resume_writing()
@@ -104,7 +104,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             room.set_result(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Note the first end. If TLS has not ended, too, somebody cut the connection (RFC 9112, 9.8)."""
+        """Note the end, once. If TLS has not ended, too, the connection was cut (RFC 9112, 9.8)."""
         if self._over:
             return
         tls = self._transport.get_extra_info("ssl_object")
@@ -119,10 +119,10 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             self.resume_writing()
             self.pause_writing()
 
-    # -- asked by httpcore and us --------------------------------------------------------------------------------
+    # -- called by httpcore and us -------------------------------------------------------------------------------
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - httpcore's signature
-        """What has arrived, at most ``max_bytes``; nothing at the end."""
+        """The next bytes, at most ``max_bytes``; none at the end."""
         while not self._parts:
             if self._error is not None:
                 raise httpcore.ReadError(str(self._error)) from self._error
@@ -140,7 +140,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         return part
 
     def put_back(self, data: bytes) -> None:
-        """Have ``data`` read next: it was read by somebody who does not speak its protocol."""
+        """Let ``data`` be read next: it was read by a parser of another protocol."""
         if data:
             self._parts.appendleft(data)
             self._size += len(data)
@@ -172,7 +172,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             self._reading.set_exception(httpcore.ReadTimeout())
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
-        """Send; waits only while too much of it is not sent yet."""
+        """Send; wait only while too much is not sent yet."""
         if buffer:
             self.put(buffer)
         while self._room is not None:
@@ -202,10 +202,10 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as above
     ) -> Stream:
-        """Go on under TLS. What arrived before it was said by nobody who proved who he is."""
+        """Go on under TLS. Raises `httpcore.ConnectError` if anything arrived before: no certificate stands for it."""
         try:
             async with asyncio.timeout(timeout):
-                self._silence()
+                self._require_silence()
                 transport = await self._loop.start_tls(
                     self._transport, self, ssl_context, server_hostname=server_hostname, ssl_handshake_timeout=3600
                 )
@@ -224,12 +224,12 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._transport = transport
         return self
 
-    def _silence(self) -> None:
+    def _require_silence(self) -> None:
         if self._parts or self._over:
             raise httpcore.ConnectError("the server spoke, or hung up, before TLS began")
 
     def abort(self) -> None:
-        """Close it at once: to whoever still reads it, that is no end."""
+        """Close it at once; a read that still waits fails, because this is no end of an answer."""
         if not self._over:
             self._over, self._error = True, ConnectionAbortedError("the connection was closed on this side")
         if self._timer is not None:
@@ -243,7 +243,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         await asyncio.sleep(0)
 
     def get_extra_info(self, info: str) -> Any:
-        """See httpcore."""
+        """See httpcore's."""
         match info:
             case "ssl_object" | "socket":
                 return self._transport.get_extra_info(info)
@@ -257,15 +257,15 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
 
 def decrypts(tls: Any) -> bool:
-    """Whether bytes that TLS has already been given hold a part of an answer."""
+    """Whether bytes that TLS has been given decrypt to data; it takes one, so the connection must be dropped."""
     try:
-        return bool(tls.read(1))  # it is dropped with its connection
+        return bool(tls.read(1))
     except ssl.SSLError:  # nothing is there, or it was closed
         return False
 
 
 def has_ended(tls: Any) -> bool:
-    """Whether the other side has ended TLS (by a ``close_notify``); all that it sent before has been read."""
+    """Whether the other side has ended TLS (by ``close_notify``) and all that it sent before has been read."""
     try:
         return not tls.read(1)
     except ssl.SSLZeroReturnError:
@@ -286,7 +286,7 @@ def is_readable(sock: Any) -> bool:
 
 
 async def _connect(host: str, port: int, own: tuple[str, int] | None) -> Stream:
-    """Connect to the first address of a host that answers, beginning with the next after a moment (RFC 8305).
+    """Connect to the first address of a host that answers; each is tried `_NEXT_ADDRESS` after the one before.
 
     Not by asyncio's own race: uvloop has none, and it may lose a socket if it is cancelled.
     """
@@ -331,7 +331,7 @@ class Network(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ARG002, ASYNC109 - httpcore's signature
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002 - the same
     ) -> httpcore.AsyncNetworkStream:
-        """Refuse: no address of ours is a path."""
+        """Refuse: providers are not at sockets of this machine."""
         raise httpcore.ConnectError(f"{path}: sockets of this machine are not connected to")
 
     async def sleep(self, seconds: float) -> None:

@@ -48,7 +48,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
 
 class SyncTransport(httpx.BaseTransport):
-    """The same for a handler in a thread; ``bridge`` runs the RequestHooks's coroutines on the engine's loop."""
+    """The same for a handler in a thread; ``bridge`` runs the coroutines of the `RequestHooks` on the engine's loop."""
 
     def __init__(self, request_log: RequestLog, pool: Pool, bridge: Bridge[Any]) -> None:
         self._request_log, self._pool, self._bridge = request_log, pool, bridge
@@ -114,14 +114,14 @@ def _look(hooks: RequestHooks, permit: Permit) -> Coroutine[Any, Any, None] | No
 
 
 async def _again(hooks: RequestHooks, permit: Permit) -> None:
-    """Draw and look once more; what that waits for is no part of the request's own time."""
+    """Draw and look once more; the time that this waits is not counted as the request's."""
     await hooks.again(permit)
     permit.sent_at = time.perf_counter()
 
 
 @contextlib.contextmanager
 def _with_trace(step: Send, trace: Any) -> Iterator[None]:
-    """Sets the trace by which httpcore says when it is about to write; the caller's own is put back at the end."""
+    """Set the trace by which httpcore says when it is about to write; the caller's own is put back at the end."""
     extensions = step.request.extensions
     before = extensions.get("trace")
     extensions["trace"] = trace
@@ -170,7 +170,7 @@ async def _read_error(answer: Answer) -> None:
 
 
 async def _close(answer: Answer) -> None:
-    with contextlib.suppress(httpx.HTTPError):  # what is wrong with it concerns nobody
+    with contextlib.suppress(httpx.HTTPError):  # nobody gets this answer, so nobody its error
         await answer.aclose()
 
 

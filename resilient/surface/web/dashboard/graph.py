@@ -1,7 +1,7 @@
-"""A workflow as a drawing: steps in layers, each behind those it waits for, with its undo below it.
+"""A workflow as a drawing: steps in layers, each to the right of those it waits for, with its undo below it.
 
-Steps stand in the layer of their longest way from the beginning; within a layer they are ordered by the middle of those
-they wait for, which keeps most edges from crossing. The list of steps on the page is the text alternative.
+A step's layer is the length of its longest path from the beginning; within a layer steps are ordered by the median
+position of those they wait for, so that few edges cross. The list of steps on the page is the text alternative.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 MOST: Final = 120  # steps that are drawn; the list below has all
 _LONGEST: Final = 22  # characters of a name
-_BOX: Final = (188, 44)
+_BOX: Final = (188, 44)  # width and height in pixels
 _UNDO: Final = (176, 44)
-_ACROSS: Final = 64  # between two layers
+_ACROSS: Final = 64  # pixels between two layers
 _DOWN: Final = 22  # between two steps of a layer
-_EDGE: Final = 12  # around it all
+_MARGIN: Final = 12  # around the drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Place:
 
 
 def layers(steps: Sequence[Any]) -> list[list[Any]]:
-    """The steps by layer. A step waits for earlier ones only; what it waits for and is gone counts for nothing."""
+    """The steps by layer. A step waits only for earlier ones; those that were deleted are ignored."""
     depth: dict[str, int] = {}
     for step in steps:
         depth[step.name] = max((depth[name] + 1 for name in step.after if name in depth), default=0)
@@ -44,12 +44,12 @@ def layers(steps: Sequence[Any]) -> list[list[Any]]:
         rows[depth[step.name]].append(step)
     rank: dict[str, float] = {}
     for row in rows:
-        row.sort(key=lambda step: _middle([rank[name] for name in step.after if name in rank]))
+        row.sort(key=lambda step: _median([rank[name] for name in step.after if name in rank]))
         rank |= {step.name: n / max(len(row), 1) for n, step in enumerate(row)}
     return rows
 
 
-def _middle(ranks: list[float]) -> float:
+def _median(ranks: list[float]) -> float:
     return sorted(ranks)[len(ranks) // 2] if ranks else 0.0
 
 
@@ -64,9 +64,9 @@ def draw(steps: Sequence[Any], url: Callable[[str], str]) -> Markup:
     for n, column in enumerate(columns):
         top = (tallest - len(column)) * high // 2
         for m, step in enumerate(column):
-            places[step.name] = Place(_EDGE + n * (_BOX[0] + _ACROSS), _EDGE + top + m * high)
-    width = 2 * _EDGE + len(columns) * (_BOX[0] + _ACROSS) - _ACROSS
-    height = 2 * _EDGE + tallest * high - _DOWN
+            places[step.name] = Place(_MARGIN + n * (_BOX[0] + _ACROSS), _MARGIN + top + m * high)
+    width = 2 * _MARGIN + len(columns) * (_BOX[0] + _ACROSS) - _ACROSS
+    height = 2 * _MARGIN + tallest * high - _DOWN
     edges = [_edge(places[name], places[step.name], step) for step in steps for name in step.after if name in places]
     boxes = [_step(step, places[step.name], url) for step in steps]
     words = f"{len(steps)} steps in {len(columns)} layers; the list below says the same in words."

@@ -1,4 +1,4 @@
-"""Jobs: the command line's filters; one job with its reasons first; what can be done; dead ones by what killed them."""
+"""Pages of jobs: lists by the command line's filters, one job with its reasons, dead jobs by cause; their changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILTERS: Final = (
     "worker", "created_after", "created_before", "finished_after", "finished_before", "run_after", "run_before",
 )  # fmt: skip
 _LISTS: Final = frozenset({"state", "kind", "resource", "tag", "error_kind", "error_code"})
-_EXACT: Final = frozenset({"unique_key", "ordering_key", "text"})  # a blank at an end belongs to them
+_EXACT: Final = frozenset({"unique_key", "ordering_key", "text"})  # blanks at their ends count
 VERBS: Final = {"retry": "Run again", "cancel": "Cancel", "discard": "Give up"}
 _DOUBT: Final = "ambiguous"
 
@@ -61,7 +61,7 @@ async def jobs(visit: Visit) -> Response:
 
 
 def filters_of(values: Mapping[str, str]) -> dict[str, str]:
-    """The filters of a form, as they were written."""
+    """The filters of a form, as the person wrote them."""
     texts = {
         name: values[name] if name in _LISTS | _EXACT else values[name].strip()
         for name in FILTERS if values.get(name, "").strip()
@@ -107,7 +107,7 @@ async def job(visit: Visit) -> Response:
 
 
 def _end_of(info: JobInfo) -> str:
-    """Which end of a job a page shows, for its buttons: the next end is not the one that somebody decided about."""
+    """The end of a job that a page shows, for its buttons: a person decides about that one, not about a later one."""
     return f"{info.state.value} {info.finished_at.isoformat()}" if info.finished_at is not None else ""
 
 
@@ -152,7 +152,7 @@ def life(info: JobInfo, attempts: list[AttemptInfo]) -> list[dict[str, Any]]:
 
 
 async def change_one(visit: Visit) -> Response:
-    """Change one job without asking back."""
+    """Change one job without a confirmation."""
     form = visit.form
     job_id, verb = form.get("id", ""), _verb(form)
     async with visit.audited(f"jobs {verb}", job_id) as outcome:
@@ -167,21 +167,22 @@ async def change_one(visit: Visit) -> Response:
 
 
 def _as_seen(form: Mapping[str, str], job_id: str) -> str | JobFilter:
-    """This job, as long as its end is the one that the page showed.
+    """This job, if its end is still the one that the page showed.
 
-    A second click, or another tab, would run once more what has run again since.
+    Otherwise a second click, or another tab, would run a job again that has run since.
     """
     state, _, end = form.get("seen", "").partition(" ")
     if not end:
         return job_id
     try:
         at = datetime.fromisoformat(end)
-    except ValueError:
+        after = at + _MOMENT
+    except (ValueError, OverflowError):
         raise InvalidInput(f"seen={form['seen'][:60]!r} is no end of a job") from None
-    return JobFilter.of({"ids": [job_id], "state": state, "finished_after": at, "finished_before": at + _MOMENT})
+    return JobFilter.of({"ids": [job_id], "state": state, "finished_after": at, "finished_before": after})
 
 
-_MOMENT: Final = timedelta(microseconds=1)  # the shortest that a column of times tells apart
+_MOMENT: Final = timedelta(microseconds=1)  # the resolution of a column of times
 _PAST: Final = {
     "retry": "It runs again, with a fresh budget of attempts", "cancel": "It is cancelled, or asked to stop",
     "discard": "It was given up; error and history stay",
@@ -189,7 +190,7 @@ _PAST: Final = {
 
 
 async def change_many(visit: Visit) -> Response:
-    """Change the jobs of a filter: the first request counts them, the confirmed one changes them."""
+    """Change the jobs of a filter: the first request counts them, the confirmation changes them."""
     form = visit.form
     verb, filters = _verb(form), filters_of(form)
     if verb != "cancel":
@@ -207,7 +208,7 @@ async def change_many(visit: Visit) -> Response:
             + (f", at {form['rate'].strip()}" if form.get("rate", "").strip() else ""),
         )  # fmt: skip
     meaning = ", ".join(f"{name} {value}" for name, value in filters.items())
-    if verb != "retry" or not spacing:  # jobs that run again at a rate get their times at once
+    if verb != "retry" or not spacing:  # a retry at a rate writes all times at once, in the database
         count = await visit.app.jobs.count(**criteria(filters), limit=MOST)
         if spacing or count > bulk.PART:
             change = bulk.Bulk("jobs", f"{VERBS[verb]}: {counted(count, 'job')}", int(count), back, spacing)
@@ -228,7 +229,7 @@ def _verb(form: Mapping[str, str]) -> str:
 
 
 def _parts(visit: Visit, filters: Mapping[str, str]) -> Callable[[int], AsyncIterator[list[UUID]]]:
-    """The ids of the jobs that fit, part by part."""
+    """The ids of the jobs that the filters match, part by part."""
 
     async def parts(size: int) -> AsyncIterator[list[UUID]]:
         after: UUID | None = None
@@ -242,7 +243,7 @@ def _parts(visit: Visit, filters: Mapping[str, str]) -> Callable[[int], AsyncIte
 async def _change_some(
     visit: Visit, verb: str, form: Mapping[str, str], filters: Mapping[str, str], ids: Sequence[UUID]
 ) -> dict[str, int]:
-    """Change these, if they still fit."""
+    """Change those of these jobs that the filters still match."""
     which = replace(JobFilter.of(criteria(filters)), ids=tuple(ids))
     return await _change(visit, verb, {**form, "rate": ""}, which)
 
@@ -262,7 +263,7 @@ async def _change(
 
 # -- dead jobs --------------------------------------------------------------------------------------------------------
 #
-# Grouped by what killed them, each group with one example; replay or give up a group.
+# Grouped by cause, each group with one example; a group can be run again or given up.
 
 
 async def dead(visit: Visit) -> Response:

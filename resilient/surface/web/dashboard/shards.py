@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from resilient.surface.web.dashboard.guard import Operator
 
 PATIENCE: Final = 5.0  # seconds for which the first page waits for a shard
-_NAME: Final = re.compile(r"(?!\.+$)[\w.-]+")  # what needs no quoting in an address
+_NAME: Final = re.compile(r"(?!\.+$)[\w.-]+")  # one segment of a path
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the first page says of a shard; ``overview`` is None where it could not be read."""
+    """What the first page says of a shard; ``overview`` is None if its database could not be read."""
 
     link: ShardLink
     text: str
@@ -49,13 +49,13 @@ class _Named(NamedTuple):
     names: tuple[str, ...]
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the shard's own pages, which then link to the others."""
+        """Answer by the shard's own pages, with links to the other shards."""
         base = scope.get("root_path", "").rstrip("/").removesuffix(f"/shard/{self.name}")
         await self.app({**scope, SHARDS: links(base, self.names, self.name)}, receive, send)
 
 
 def links(base: str, names: tuple[str, ...], here: str) -> tuple[ShardLink, ...]:
-    """To the first page and to each shard; ``here``: the shard of this page, "" on the first."""
+    """Links to the first page and to each shard; ``here``: the shard of this page, "" on the first."""
     first = ShardLink("All shards", f"{base}/", not here)
     return (first, *(ShardLink(name, f"{base}/shard/{name}/", name == here) for name in names))
 
@@ -63,7 +63,7 @@ def links(base: str, names: tuple[str, ...], here: str) -> tuple[ShardLink, ...]
 def routes(
     shards: Shards, pages_of: Callable[[str], ASGIApp], admit: Callable[[Request], Awaitable[Operator | Response]]
 ) -> list[Route | Mount]:
-    """All addresses. Raises `SetupError` for a name that an address would change."""
+    """The routes of all pages. Raises `SetupError` for a name that cannot be part of a path."""
     names = tuple(shards)
     if odd := [name for name in names if not _NAME.fullmatch(name)]:
         raise SetupError(
@@ -91,7 +91,7 @@ def routes(
 
 
 async def look(link: ShardLink, app: Resilient) -> Look:
-    """One shard's state; a database that is away, or not of this version, is told and not raised."""
+    """One shard's state; a database that is away, or of another version, is part of it and no error."""
     try:
         async with asyncio.timeout(PATIENCE):
             await app.ready()
