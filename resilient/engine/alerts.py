@@ -88,6 +88,7 @@ class Alerts:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushing: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     # -- noticing -------------------------------------------------------------------------------------------------
 
@@ -161,6 +162,8 @@ class Alerts:
     def _arm(self) -> None:
         """See that `flush` runs within a second."""
         self._since = self._since or self._ground.now()
+        if self._is_closing:
+            return
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             self._loop = loop
@@ -168,12 +171,17 @@ class Alerts:
 
     def _start(self) -> None:
         self._timer = None
-        if self._flushing is None or self._flushing.done():
+        if not self._is_flushing():
             self._flushing = asyncio.get_running_loop().create_task(
                 self._flush_quietly(), name="resilient-alerts", context=apart()
             )
         else:
             self._arm()
+
+    def _is_flushing(self) -> bool:
+        """Whether a task of this loop writes: one that a closed loop has left never ends."""
+        task = self._flushing
+        return task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
 
     async def _flush_quietly(self) -> None:
         try:
@@ -225,13 +233,16 @@ class Alerts:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_closing = True  # a write that fails meanwhile is not tried again later
         try:
             async with asyncio.timeout(CLOSING):
-                if self._flushing is not None and self._loop is asyncio.get_running_loop():
+                if self._flushing is not None and self._is_flushing():
                     await asyncio.gather(self._flushing, return_exceptions=True)  # cancelled, perhaps
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - the end of the process
             log.warning("%d alerts were not told (%s)", len(self._pending), type(error).__name__)
+        finally:
+            self._is_closing = False
         try:
             async with asyncio.timeout(CLOSING):
                 await self._sinks.finish()

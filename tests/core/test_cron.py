@@ -488,6 +488,17 @@ def test_bad_zones_are_named_with_the_remedy(zone):
     assert repr(zone) in str(caught.value)
 
 
+@pytest.mark.parametrize("zone", [[], {}, b"UTC"])
+def test_a_zone_that_is_no_text(zone):
+    with pytest.raises(BadCron, match="is not known: use an IANA name"):
+        ticks(cron="0 3 * * *", zone=zone)
+
+
+def test_an_anchor_that_is_no_time():
+    with pytest.raises(BadCron, match="anchor='x' is no datetime: use datetime"):
+        ticks(every=5, anchor="x")
+
+
 def test_bad_combinations():
     with pytest.raises(BadCron, match="either cron"):
         ticks()

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from resilient import Notice
+from resilient import Notice, Resilient
 from resilient.core.alerts.rules import AlertInfo
 from resilient.engine import alerts
 from tests.engine.test_alerts import webhook
@@ -157,6 +157,63 @@ async def test_more_than_a_queue_holds_is_only_logged(caplog, monkeypatch):
     go.set()
     await sinks.finish()
     assert heard == [*"abc"]
+
+
+async def test_nothing_is_written_after_the_end_of_an_app(database, monkeypatch):
+    app, began, go = Resilient(database), asyncio.Event(), asyncio.Event()
+    await app.ready()
+    calls = []
+
+    async def away(*_args, **_kwargs):
+        calls.append(1)
+        began.set()
+        await go.wait()
+        raise OSError
+
+    monkeypatch.setattr(alerts, "FLUSH_EVERY", 0.0)
+    monkeypatch.setattr(app.database, "transaction", away)
+    app.alerts.repaired(3)
+    await began.wait()  # the flush is under way, fails while the app is closed, and would be tried again
+    closing = asyncio.create_task(app.alerts.close())
+    await asyncio.sleep(0)
+    go.set()
+    await closing
+    assert app.alerts._timer is None
+    monkeypatch.undo()
+    await app.close()
+
+
+def test_a_flush_that_a_closed_loop_has_left_stands_in_nobodys_way(tmp_path, monkeypatch):
+    app, began = Resilient(f"sqlite:///{tmp_path}/app.db"), asyncio.Event()
+    monkeypatch.setattr(alerts, "FLUSH_EVERY", 0.0)
+    left = []  # as long as the test runs: a task that is dropped says so
+
+    async def begin():
+        await app.ready()
+
+        async def hang(*_args, **_kwargs):
+            began.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app.database, "transaction", hang)
+            app.alerts.repaired(3)
+            await began.wait()
+        left.append(app.alerts._flushing)
+
+    async def go_on():
+        app.alerts.repaired(4)
+        await until(lambda: app.alerts._flushing is not left[0])
+        await app.alerts._flushing
+        written = [(one.name, one.count) for one in await app.alerts.list()]
+        await app.close()
+        return written
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    assert asyncio.run(asyncio.wait_for(go_on(), LIMIT)) == [("invariant", 1)]
+    left[0]._log_destroy_pending = False
 
 
 def test_each_event_loop_has_its_deliveries():

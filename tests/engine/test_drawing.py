@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from resilient import DatabaseUnreachable, Limit, ResourceStopped
+from resilient.core.base.instants import FAR
 from resilient.engine.gates import drawing
 from resilient.store.gates import limits
 from tests.helpers import LIMIT
@@ -168,6 +169,14 @@ async def test_an_older_observation_that_comes_while_a_newer_one_is_written_does
     assert database.transaction == real
     await drawer.flush()
     assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
+
+
+async def test_a_limit_that_never_has_room_again_stops_its_requests(drawer):
+    limit = (("p/a", Limit.parse("1/99999999999d")),)
+    await drawer.draw(limit, 1)
+    with pytest.raises(ResourceStopped) as caught:
+        await drawer.draw(limit, 1)
+    assert caught.value.until == FAR
 
 
 # -- a task that is cancelled -----------------------------------------------------------------------------------------

@@ -430,6 +430,8 @@ class TestRefused:
             (InvalidInput, "max_attempts must be at least 1", {"max_attempts": True}),
             (InvalidInput, "max_attempts must be at least 1", {"max_attempts": 2**31}),
             (InvalidInput, "tag 'a' must be text", {"tags": {"a": 1}}),
+            (InvalidInput, "tag 7 must be text", {"tags": {7: "x"}}),
+            (InvalidInput, "tag None must be text", {"tags": {None: "x"}}),
             (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "x\0"}}),
             (InvalidInput, "tag 'a' has a character that no database stores", {"tags": {"a": "\ud800"}}),
             (InvalidInput, "unique_key must be 1 to 255", {"unique_key": "x" * 300}),

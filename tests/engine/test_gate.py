@@ -28,6 +28,7 @@ from resilient import (
 )
 from resilient.core.base.budgets import Budget
 from resilient.core.gates.admission import Level, admit
+from resilient.core.gates.learnt import Answers
 from resilient.core.gates.policy import Policies, Policy, Tenancy
 from resilient.core.jobs.outcomes import SUCCEEDED, Deferred, Failed, HandedBack
 from resilient.engine.gates.gate import Gate
@@ -680,3 +681,49 @@ async def test_what_waits_for_its_slot_does_not_start_once_another_process_shut_
         ("succeeded", 0, 0)
     ]
     await app.close()
+
+
+# -- tasks that somebody cancels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("began", [False, True])
+async def test_a_throttle_whose_task_is_cancelled_stops_nobody_beyond_its_time(
+    clock, database, make, monkeypatch, began
+):
+    gate = await make()
+    await gate.check("p/a")
+
+    async def away(*_args, **_kwargs):
+        raise DatabaseUnreachable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", away)
+        waiting = asyncio.create_task(gate.cool_down("p/a", clock.now() + timedelta(seconds=60)))
+        await asyncio.sleep(0)
+        if began:
+            await waiting
+        assert gate.stop("p/a") is not None
+        tasks = list(gate._reporter._tasks)
+        for one in tasks:
+            one.cancel()
+        await asyncio.wait(tasks)
+        waiting.cancel()
+    assert gate.stop("p/a") is None
+
+
+async def test_what_is_learnt_survives_a_report_that_is_cancelled(database, make, monkeypatch):
+    gate, began = await make(), asyncio.Event()
+    report = gates.Report("p/a", Answers(1, 5, 1))
+    gate._lessons.flows.put_back([report])
+
+    async def hang(*_args, **_kwargs):
+        began.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "transaction", hang)
+        flushing = asyncio.create_task(gate._lessons.flush())
+        await began.wait()
+        flushing.cancel()
+        await asyncio.wait([flushing])
+    assert gate._lessons.flows.collect() == [report]

@@ -314,6 +314,26 @@ async def test_what_no_database_can_be_asked_for_is_refused(app, text):
             await call()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": "x"}, r"app.resources.pause\(limit=...\) takes"),
+        ({"stopped_after": 5}, r"app.resources.pause\(stopped_after=...\) takes"),
+        ({"stopped_before": "x"}, r"app.resources.pause\(stopped_before=...\) takes"),
+    ],
+)
+async def test_a_bound_of_a_wrong_type_is_named(app, options, words):
+    with pytest.raises(InvalidInput, match=words):
+        await app.resources.pause("github/*", gate="any", **options)
+
+
+async def test_what_is_cleared_may_be_one_word(app):
+    await app.resources.limit("github/a", limits=["5/s"])
+    await app.resources.limit("github/a", clear="limits")
+    with pytest.raises(InvalidInput, match=r"nothing to clear is called \['limits'\]"):
+        await app.resources.limit("github/a", clear=[["limits"]])
+
+
 # -- by pattern ------------------------------------------------------------------------------------------------------
 
 

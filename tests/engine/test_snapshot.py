@@ -1,5 +1,6 @@
 """What a worker knows: older facts never win, the clock is the database's."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from resilient.core.gates.admission import ResourceFacts
 from resilient.engine.gates import snapshot
 from resilient.engine.gates.snapshot import Snapshot
+from tests.helpers import LIMIT
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -45,6 +47,32 @@ async def test_an_outage_is_one_line_and_its_end_another(sqlite_database, known,
             await known.refresh(["a"])
     said = [record.getMessage().partition(" (")[0] for record in caplog.records if record.levelname == "WARNING"]
     assert said == ["cannot read resources", "resources can be read again"] * 2
+
+
+@pytest.mark.parametrize("began", [False, True])
+async def test_whoever_waits_goes_on_although_the_task_that_reads_is_cancelled(
+    sqlite_database, known, monkeypatch, began
+):
+    reading, real = asyncio.Event(), sqlite_database.transaction
+
+    async def transaction(fn, *args, **kwargs):
+        if not reading.is_set():
+            reading.set()
+            await asyncio.Event().wait()
+        return await real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(sqlite_database, "transaction", transaction)
+    waiting = [asyncio.create_task(known.refresh(["a"]))]
+    if began:
+        await reading.wait()
+        waiting.append(asyncio.create_task(known.refresh(["b"])))
+    else:
+        reading.set()
+    await asyncio.sleep(0)
+    known._task.cancel()
+    async with asyncio.timeout(LIMIT / 5):
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [getattr(one, "gate", None) for one in answers] == (["database", None] if began else [None])
 
 
 def test_an_older_revision_is_not_believed_for_a_while(known, time):

@@ -111,7 +111,7 @@ def test_a_change_that_is_made_twice_is_counted(make):
     assert (len(fake.performed), fake.duplicates) == (3, 1)
 
 
-def test_an_idempotency_loginis_remembered_for_its_life(make, time):
+def test_an_idempotency_key_is_remembered_for_its_life(make, time):
     fake, client = make("stripe", anonymous=True)
     fake.on("POST /v1/charges", lambda _: {"id": f"ch_{len(fake.performed)}"})
     headers = {"Idempotency-Key": "k"}
@@ -167,7 +167,7 @@ def test_what_was_revoked_stays_so_after_a_new_consent(make):
     assert client.get("/x", headers=bearer(fake.account("one"))).status_code == 200
 
 
-def test_a_loginof_an_account_that_has_no_oauth(make):
+def test_a_login_of_an_account_that_has_no_oauth(make):
     fake, client = make("twilio")
     fake.on("*", {})
     login = fake.account("one").key

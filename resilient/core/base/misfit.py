@@ -13,7 +13,7 @@ import builtins
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import wraps
@@ -229,12 +229,24 @@ def explanation(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
         return None
     for argument, value in arguments.items():
         wants = signature.parameters[argument].annotation
-        if isinstance(wants, str):
-            expression = ast.parse(wants, mode="eval").body
-            bad = misfit(value, expression, names)
-            if bad is not None:
-                return f"{name or fn.__name__}({argument}=...) {_advice(bad, names)}"
+        for option, option_value, annotation in _options(argument, value, wants, names):
+            if isinstance(annotation, str):
+                expression = ast.parse(annotation, mode="eval").body
+                bad = misfit(option_value, expression, names)
+                if bad is not None:
+                    return f"{name or fn.__name__}({option}=...) {_advice(bad, names)}"
     return None
+
+
+def _options(argument: str, value: Any, wants: Any, names: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, annotation) of an argument; of ``**options: Unpack[Typed]`` those of each option."""
+    typed = names.get(wants[7:-1]) if isinstance(wants, str) and wants.startswith("Unpack[") else None
+    if typed is None:
+        yield argument, value, wants
+        return
+    for name, annotation in typed.__annotations__.items():
+        if name in value:
+            yield name, value[name], getattr(annotation, "__forward_arg__", annotation)
 
 
 def misfit(value: Any, wants: ast.expr, names: Mapping[str, Any], where: str = "") -> Misfit | None:

@@ -14,12 +14,13 @@ about it where somebody must. There is one for each thing that can hold a job ba
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.accounts.fuse import APP_REFUSED, SUSPECT_AUTH
 from resilient.core.accounts.tokens import LEFT_LATELY, MISSING_KEY, NOT_CONNECTED, REFRESHING, UNREADABLE
 from resilient.core.base.errors import FailureKind
+from resilient.core.base.instants import from_epoch
 from resilient.core.base.phrases import brief, counted, error_line, learnt_limit, when
 from resilient.core.base.resource_key import is_below, may_hold, serves
 from resilient.core.gates.admission import RESERVED, SLOW_START, SLOWER, Level, Stop, admit, stop_of
@@ -322,7 +323,7 @@ def _budget(stop: Stop, level: Level, now: datetime, priority: int) -> str | Non
             continue
         budget = name.partition("/")[2] if name.startswith("~") else name
         rest = f"{max(0, int(state.remaining)):,} of {limit.rate:,.0f} requests left"
-        reset = when(datetime.fromtimestamp(state.reset_at, UTC), now)
+        reset = when(from_epoch(state.reset_at), now)
         text = f"{stop.resource} has {rest} until {reset}, as its answers say ({budget})"
         if is_kept:
             return f"{text}: they are {_kept_for(level, priority)}."

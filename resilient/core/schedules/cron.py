@@ -101,10 +101,12 @@ def ticks(
     if cron is not None:
         if anchor is not None:
             raise BadCron(f"cron {cron!r} takes no anchor: that is for every=...")
-        _zone(zone)
+        _zone(zone if isinstance(zone, str) else repr(zone))
         return Ticks(cron=_expression(cron), zone=zone)
     if zone != "UTC":
         raise BadCron(f"every={every!r} takes no time zone ({zone!r}): use cron for times of day, or an anchor")
+    if anchor is not None and not isinstance(anchor, datetime):
+        raise BadCron(f"anchor={anchor!r:.80} is no datetime: use datetime(..., tzinfo=UTC)")
     if anchor is not None and anchor.tzinfo is None:
         raise NaiveDatetime(f"anchor {anchor.isoformat()} has no time zone: use datetime(..., tzinfo=UTC)")
     try:

@@ -55,11 +55,12 @@ def shifted(value: str, seconds: float) -> str:
         moved = time + timedelta(seconds=seconds)
     except OverflowError:  # the first or the last day that there is, with which some say "never": nothing is beyond
         return value
-    if "T" not in value and " " not in value.strip():
+    separator = next((c for c in value.strip() if c in "Tt "), None)
+    if separator is None:
         return moved.date().isoformat()
     digits = len(_fraction(value))
     fraction = "microseconds" if digits > _MILLI else "milliseconds" if digits else "seconds"
-    text = moved.replace(tzinfo=None).isoformat(sep="T" if "T" in value else " ", timespec=fraction)
+    text = moved.replace(tzinfo=None).isoformat(sep=separator, timespec=fraction)
     return text + _zone(value)
 
 
@@ -81,7 +82,7 @@ def _iso(value: str) -> datetime | None:
     if value.isdigit():
         return None  # a number, although ISO's basic form writes dates like this, too
     try:
-        time = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value.upper())  # RFC 3339, 5.6: "t" and "z" may be small
     except ValueError:
         return None
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
@@ -94,7 +95,7 @@ def _fraction(value: str) -> str:
 
 def _zone(value: str) -> str:
     """How the time zone is spelled: ``Z``, ``+01:00``, ``+0100`` or not at all."""
-    _, _, clock = value.replace(" ", "T").partition("T")
+    _, _, clock = value.replace(" ", "T").replace("t", "T").partition("T")
     at = next((i for i, c in enumerate(clock) if c in "Zz+-"), len(clock))
     return clock[at:]
 

@@ -200,7 +200,7 @@ class Resources:
         limits: Iterable[Limit | str] | Unset | None = UNSET,
         concurrency: int | Unset | None = UNSET,
         breaker: BreakerPolicy | Mapping[str, Any] | Unset = UNSET,
-        clear: bool | Iterable[Aspect] = False,
+        clear: bool | Aspect | Iterable[Aspect] = False,
         forget: bool = False,
         session: CallersSession = None,
         **bulk: Unpack[Bulk],
@@ -214,9 +214,9 @@ class Resources:
         Raises `InvalidInput` for a policy that cannot be meant.
         """
         change = _override(limits, concurrency, breaker)
-        dropped = ASPECTS if clear is True else tuple(clear or ())
-        if unknown := set(dropped) - set(ASPECTS):
-            raise InvalidInput(f"nothing to clear is called {min(unknown)!r}: a policy has {', '.join(ASPECTS)}")
+        dropped = ASPECTS if clear is True else (clear,) if isinstance(clear, str) else tuple(clear or ())
+        if unknown := [aspect for aspect in dropped if aspect not in ASPECTS]:
+            raise InvalidInput(f"nothing to clear is called {unknown[0]!r}: a policy has {', '.join(ASPECTS)}")
         if not change and not dropped and not forget:
             raise InvalidInput("nothing to set: give limits, concurrency, breaker, clear or forget")
         fn = _set_policy

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.base.bounds import ACTUAL_COST
 from resilient.core.base.errors import ResourceStopped
+from resilient.core.base.instants import from_epoch
 from resilient.core.base.loggers import FailureLog, apart, logger
 from resilient.core.base.resource_key import depth
 from resilient.core.gates.rate_limit import ROAD, Limit
@@ -32,6 +33,7 @@ from resilient.store.gates.limits import Settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from resilient.store.db.database import Database
     from resilient.store.gates.limits import Drawn, Observation
@@ -287,7 +289,7 @@ class Drawing:
 
     def _stopped(self, purse: Purse) -> ResourceStopped:
         # A little early: the rest of the wait takes place in `draw`, where its end is reserved.
-        until = datetime.fromtimestamp(purse.shut_until - PATIENCE / 2, UTC)
+        until = from_epoch(purse.shut_until - PATIENCE / 2)
         return ResourceStopped(purse.shut_by, "limit", until)
 
     def _cancelled(self, waiting: _Waiting) -> None:

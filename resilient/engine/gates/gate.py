@@ -402,17 +402,19 @@ class Gate:
             self._lessons.repeated(key, refusal)
             return
         written, words = asyncio.Event(), {"sent_at": sent_at, "exact": exact, "refusal": refusal}
-        self._reporter.spawn(self._cool_down_in_the_end(key, until, code, words, written.set))
+        self._spawn_cool_down(key, until, code, words, written.set)
         await written.wait()  # a job that is cut off here leaves it to its task
+
+    def _spawn_cool_down(self, key: str, *args: Any) -> None:
+        self._reporter.spawn(self._cool_down_in_the_end(key, *args), lambda: self._resting.pop(key, None))
 
     async def _cool_down_in_the_end(
         self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any], tried: Callable[[], None]
     ) -> None:
-        """Write a throttle, or try until it is over: this worker rests meanwhile. ``tried`` is called after one try."""
+        """Write a throttle, or try until it is over: this worker rests meanwhile. ``tried`` is called after a try."""
         rests, tries = until or self.now() + timedelta(seconds=1), 0
         while not tries or (self.now() < rests and not self._closing):
             if tries:
-                self._resting.setdefault(key, rests)
                 await asyncio.sleep(retry_pause(tries - 1, self._roll()))
             try:
                 return await self._cool_down(key, until, code, words)
@@ -441,18 +443,16 @@ class Gate:
     async def _cool_down(self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any]) -> None:
         facts = self._snapshot.known.get(key)
         learning = self._policies.for_key(key, None if facts is None else facts.policy_override).learn
-        try:
-            cooled, news = await self._database.transaction(
-                gates.cool_down, key, until, code, self._roll(), learning=learning, how_long=SHORT_LOCK_WAIT, **words
-            )
-            self._snapshot.put(cooled)
-            refusal = None if news else words["refusal"]
-            if cooled.key != key:  # the account has as many as are learnt apart
-                self.names.fold(key, key.partition(BUDGET)[2])
-                refusal = None
-            self._lessons.cooled_down(cooled, refusal)
-        finally:
-            self._resting.pop(key, None)
+        cooled, news = await self._database.transaction(
+            gates.cool_down, key, until, code, self._roll(), learning=learning, how_long=SHORT_LOCK_WAIT, **words
+        )
+        self._snapshot.put(cooled)
+        refusal = None if news else words["refusal"]
+        if cooled.key != key:  # the account has as many as are learnt apart
+            self.names.fold(key, key.partition(BUDGET)[2])
+            refusal = None
+        self._lessons.cooled_down(cooled, refusal)
+        self._resting.pop(key, None)
         if news and cooled.blocked_until is not None:
             level = logging.WARNING if cooled.blocked_until - self.now() > HORIZON else logging.INFO
             log.log(level, "%s is throttled until %s (%s)", key, moment(cooled.blocked_until), code or "no code")
@@ -592,7 +592,7 @@ class Gate:
         resource, until = scoped(failure, key, self._policies.tenancy(key)), self._retry_at(failure)
         if failure.kind != "auth" and self._rest(resource, until):
             words = {"sent_at": None, "exact": False, "refusal": None}
-            self._reporter.spawn(self._cool_down_in_the_end(resource, until, failure.code, words, lambda: None))
+            self._spawn_cool_down(resource, until, failure.code, words, lambda: None)
 
     def _retry_at(self, failure: Failure) -> datetime | None:
         if failure.retry_at is not None:

@@ -356,7 +356,7 @@ class Lessons:
         if reports := self.flows.collect():
             try:
                 changed = await self._database.transaction(gates.take_in, reports, self._policies)
-            except Exception:
+            except BaseException:  # a cancelled task loses nothing either
                 self.flows.put_back(reports)
                 raise
             for facts in changed:

@@ -284,10 +284,11 @@ class Reporter:
         if (delay := self.tally.due()) is not None:
             self.wake(delay)
 
-    def spawn(self, coroutine: Any) -> None:
-        """Run a coroutine beside; its error is logged."""
+    def spawn(self, coroutine: Any, on_failure: Callable[[], object] = lambda: None) -> None:
+        """Run a coroutine beside; its error is logged. ``on_failure`` is called then, and where it is cancelled."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
+        task.add_done_callback(lambda task: on_failure() if task.cancelled() or task.exception() else None)
         task.add_done_callback(self._spawned)
 
     def _spawned(self, task: asyncio.Task[Any]) -> None:

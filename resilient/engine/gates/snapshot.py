@@ -106,12 +106,21 @@ class Snapshot:
             self._round = asyncio.get_running_loop().create_future()
         round_ = self._round
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read(), name="resilient-snapshot", context=apart())
+            self._start()
         await asyncio.shield(round_)
         oldest = self._monotonic() - OLDEST
         for key in keys:
             if ages.get(key, -1e9) < oldest:
                 raise ResourceStopped(key, "database", self.now() + timedelta(seconds=_DISBELIEF))
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._read(), name="resilient-snapshot", context=apart())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        """Somebody may have cancelled the task: another one reads for those who still wait."""
+        if self._round is not None:
+            self._start()
 
     async def _read(self) -> None:
         """Rounds until nobody waits; each reads everything asked for while the last one was under way."""

@@ -436,7 +436,8 @@ def _tags(tags: Mapping[str, str] | None) -> str | None:
     if len(tags) > MAX_TAGS:
         raise InvalidInput(f"a job takes at most {MAX_TAGS} tags, not {len(tags)}")
     for name, value in tags.items():
-        if not isinstance(value, str) or not 0 < len(name) <= MAX_TAG_NAME or len(value) > MAX_NAME:
+        is_text = isinstance(name, str) and isinstance(value, str)
+        if not is_text or not 0 < len(name) <= MAX_TAG_NAME or len(value) > MAX_NAME:
             raise InvalidInput(
                 f"tag {name!r} must be text of at most 255 characters under a name of at most 64, not {value!r}"
             )
