@@ -75,21 +75,25 @@ async def redis():
 
 
 @asynccontextmanager
-async def rabbitmq():
+async def rabbitmq_server():
+    """A server with an exchange and a user, and a connection of its administrator."""
     library = pytest.importorskip("aio_pika")
     async with started(brokers.RabbitServer()) as server:
         admin = await library.connect(server.url)
         channel = await admin.channel()
         exchange = await channel.declare_exchange("events", "topic")
         await (await channel.declare_queue("all")).bind(exchange, "#")
-        for words in (
-            ("add_user", "app", "pw"),
-            ("set_permissions", "app", ".*", ".*", ".*"),
-            ("set_topic_permissions", "app", "events", "^order", ".*"),
-        ):
+        for words in (("add_user", "app", "pw"), ("set_permissions", "app", ".*", ".*", ".*")):
             await asyncio.to_thread(control, server, *words)
-        yield RabbitMQ(server.url.replace("guest:guest", "app:pw"), exchange="events")
+        yield server, admin
         await admin.close()
+
+
+@asynccontextmanager
+async def rabbitmq():
+    async with rabbitmq_server() as (server, _):
+        await asyncio.to_thread(control, server, "set_topic_permissions", "app", "events", "^order", ".*")
+        yield RabbitMQ(server.url.replace("guest:guest", "app:pw"), exchange="events")
 
 
 def control(server, *words):
@@ -154,6 +158,28 @@ async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await app.close()
+
+
+async def test_an_exchange_that_is_deleted_or_closed_to_the_user():
+    """Each event says why, also one that finds the channel closed over another; and it is the whole destination's."""
+    messages = [Message(f"m{n}", "order.made", b"{}") for n in range(4)]
+
+    async def codes(publisher):
+        answers = await asyncio.gather(*map(publisher.publish, messages), return_exceptions=True)
+        answers += await asyncio.gather(publisher.publish(messages[0]), return_exceptions=True)
+        await publisher.close()
+        return {(one.failure.code, one.failure.counts_for_breaker is not False) for one in answers}
+
+    async with rabbitmq_server() as (server, admin):
+        destination = RabbitMQ(server.url.replace("guest:guest", "app:pw"), exchange="events", routing_key="order")
+        publisher = await destination.connect()
+        await publisher.publish(messages[0])
+        await asyncio.to_thread(control, server, "set_permissions", "app", ".*", "^$", ".*")
+        assert await codes(await destination.connect()) == {("no_permission", True)}
+        await asyncio.to_thread(control, server, "set_permissions", "app", ".*", ".*", ".*")
+        publisher = await destination.connect()
+        await (await admin.channel()).exchange_delete("events")
+        assert await codes(publisher) == {("no_exchange", True)}
 
 
 async def test_a_right_that_all_events_need():

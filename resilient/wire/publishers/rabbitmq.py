@@ -40,14 +40,14 @@ _LONGEST_KEY: Final = 255  # bytes, says AMQP
 _MAX_SIZE: Final = re.compile(r"\bmax size (\d+)")
 _DENIED_KEY: Final = re.compile(r"access to topic '(.*)' in exchange", re.DOTALL)
 _MOST_DENIED: Final = 1_000  # routing keys that are remembered
-# What an event ends in whose channel was closed over another one: with it, behind it, or when the client wrote to it.
+# The errors of an event whose channel is closed: over itself, over one before it, or before it was written.
 _CUT_OFF: Final = frozenset({
     "ChannelAccessRefused", "ChannelPreconditionFailed", "ChannelInvalidStateError", "ConnectionChannelError",
 })  # fmt: skip
 
 
-class _Denied:
-    """The routing keys over which the broker closed a channel: the next connection must know them too."""
+class _DeniedKeys:
+    """The routing keys over which the broker closed a channel. Kept by the destination, beyond a connection."""
 
     def __init__(self) -> None:
         self._keys: dict[str, None] = {}  # the oldest first
@@ -57,6 +57,7 @@ class _Denied:
 
     def add(self, routing_key: str) -> None:
         """Note one; of too many the oldest is forgotten."""
+        self._keys.pop(routing_key, None)  # one that is noted again is the newest
         self._keys[routing_key] = None
         while len(self._keys) > _MOST_DENIED:
             del self._keys[next(iter(self._keys))]
@@ -78,7 +79,7 @@ class RabbitMQ(Destination):
     url: str = field(repr=False)
     exchange: str = ""
     routing_key: str | Callable[[Message], str] = "{type}"
-    denied: _Denied = field(default_factory=_Denied, init=False, repr=False, compare=False)
+    denied_keys: _DeniedKeys = field(default_factory=_DeniedKeys, init=False, repr=False, compare=False)
 
     def require(self) -> None:
         """See `Destination`."""
@@ -111,8 +112,8 @@ class _Exchange:
     def __init__(self, destination: RabbitMQ, aio_pika: Any, connection: Any, exchange: Any, channel: Any) -> None:
         self._destination, self._aio_pika = destination, aio_pika
         self._connection, self._exchange, self._channel = connection, exchange, channel
-        self._under_way: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by event
-        self._apart = asyncio.Lock()  # for one event at a time that may cost its channel
+        self._locks_by_id: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of events
+        self._own_channel_lock = asyncio.Lock()  # for one event at a time that may cost its channel
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the broker's confirm."""
@@ -124,7 +125,7 @@ class _Exchange:
         headers = {name: value for name, value in message.headers.items() if name != "content-type"}
         if message.key is not None:
             headers["partitionkey"] = message.key
-        sent = self._aio_pika.Message(
+        outgoing = self._aio_pika.Message(
             message.body,
             content_type=CONTENT_TYPE,
             delivery_mode=self._aio_pika.DeliveryMode.PERSISTENT,
@@ -132,47 +133,49 @@ class _Exchange:
             type=message.type,
             headers=headers,
         )
-        # What is returned is told apart by the message's id alone: of two copies one would be taken for published.
-        alone = self._under_way.setdefault(message.id, asyncio.Lock())
+        # The library tells returned messages apart by their id alone: of two copies one would be taken for published.
+        lock = self._locks_by_id.setdefault(message.id, asyncio.Lock())
         try:
-            async with alone:
-                if to in self._destination.denied:
-                    await self._publish_apart(sent, to)
+            async with lock:
+                if to in self._destination.denied_keys:
+                    await self._publish_on_own_channel(outgoing, to)
                 else:
-                    await self._exchange.publish(sent, to, mandatory=True)
+                    await self._exchange.publish(outgoing, to, mandatory=True)
         except JobFailure:
             raise
         except Exception as error:
             raise self._judge(error, message.body) from error
 
-    async def _publish_apart(self, sent: Any, to: str) -> None:
-        """Publish over a channel of its own, which this may cost."""
-        async with self._apart:
+    async def _publish_on_own_channel(self, outgoing: Any, to: str) -> None:
+        """Publish over a channel of its own, which the broker may close."""
+        async with self._own_channel_lock:
             exchange = await _open(self._connection, self._destination.exchange)
             try:
-                await exchange.publish(sent, to, mandatory=True)
+                await exchange.publish(outgoing, to, mandatory=True)
             except Exception as error:
                 if _denied_key(error) == to:
                     raise refused(f"RabbitMQ did not take the event: {error}", "no_permission") from error
                 raise
             finally:
                 await close_unopened(exchange.channel.close)
-        self._destination.denied.forget(to)
+        self._destination.denied_keys.forget(to)
 
     def _judge(self, error: Exception, body: bytes) -> JobFailure:
-        """What an error means; if a channel is closed over one event, all that is under way there ends in its error."""
+        """The failure of an event; when the broker closes a channel over one event, those behind it end with it."""
         if (too_large := _too_large(error, body)) is not None:
             return too_large
-        why = self._why_closed() or error
-        denied = None if is_fixed(self._destination.routing_key) else _denied_key(why)
-        if denied is not None:
-            self._destination.denied.add(denied)
-        if type(error).__name__ in _CUT_OFF and (denied is not None or _MAX_SIZE.search(str(why))):
-            return cut_off(f"RabbitMQ closed the channel over one event: {why}", "channel_closed")
-        return _failure(error, self._destination.exchange)
+        if type(error).__name__ not in _CUT_OFF:
+            return _failure(error, self._destination.exchange)
+        cause = self._cause_of_close() or error
+        key = None if is_fixed(self._destination.routing_key) else _denied_key(cause)
+        if key is not None:
+            self._destination.denied_keys.add(key)
+        if key is not None or _MAX_SIZE.search(str(cause)):
+            return cut_off(f"RabbitMQ closed the channel over one event: {cause}", "channel_closed")
+        return _failure(cause, self._destination.exchange)
 
-    def _why_closed(self) -> BaseException | None:
-        """The error that closed the channel: what begins behind it is told only that it is closed."""
+    def _cause_of_close(self) -> BaseException | None:
+        """The error that closed the channel; an event that begins later gets only the error that it is closed."""
         closing = self._channel.closing
         return closing.exception() if closing.done() and not closing.cancelled() else None
 
@@ -199,7 +202,7 @@ def _too_large(error: Exception, body: bytes) -> Permanent | None:
     return None
 
 
-def _failure(error: Exception, exchange: str) -> JobFailure:
+def _failure(error: BaseException, exchange: str) -> JobFailure:
     name = type(error).__name__
     if name == "PublishError":
         return refused("RabbitMQ returned the event: no queue is bound for its routing key", "unroutable")
@@ -207,4 +210,6 @@ def _failure(error: Exception, exchange: str) -> JobFailure:
         return refused("RabbitMQ did not take the event (a queue is full, or failed)", "nacked")
     if name == "ChannelNotFoundEntity":
         return lost(f"RabbitMQ has no exchange {exchange!r}: declare it", "no_exchange")
+    if name == "ChannelAccessRefused":
+        return lost(f"RabbitMQ lets this user not publish to {exchange!r}: {error}", "no_permission")
     return lost(f"RabbitMQ is not there: {name}: {error}", "broker_down")
