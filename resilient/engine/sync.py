@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LONGEST_PART: Final = 200
 _LONGEST_NAME: Final = 100
+# Errors of pydantic where a strict model is given what JSON has in place of a time, an id, bytes or a set.
+_STRICT: Final = frozenset({
+    "bytes_type", "complex_type", "date_type", "datetime_type", "decimal_type", "frozen_set_type", "is_instance_of",
+    "set_type", "time_delta_type", "time_type", "tuple_type", "url_type", "uuid_type",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,9 @@ class Stream(Generic[T]):
     def _read(adapter: TypeAdapter[Any], raw: Any) -> Any:
         try:
             return adapter.validate_python(raw)
-        except ValidationError:  # perhaps of a strict model, which takes a time as text in JSON alone
+        except ValidationError as error:
+            if _STRICT.isdisjoint(one["type"] for one in error.errors(include_input=False, include_url=False)):
+                raise
             return value_of(adapter, raw, by_name=None)
 
     def read(self, record: Record) -> T | Rejected:

@@ -61,6 +61,7 @@ def test_the_resource_that_a_failure_is_about(key, scope, resource):
         (lambda: Permanent("gone", code="http_410"), "gone", Failure(FailureKind.PERMANENT, code="http_410")),
         (Throttled, "throttled", Failure(FailureKind.THROTTLED)),
         (lambda: Throttled(retry_after=9), "throttled", Failure(FailureKind.THROTTLED, retry_in=9)),
+        (lambda: Throttled(retry_after=timedelta(minutes=1)), "throttled", Failure(FailureKind.THROTTLED, retry_in=60)),
         (
             lambda: Throttled(NOON, scope="provider", message="slow down"),
             "slow down",
@@ -88,6 +89,8 @@ def test_a_moment_without_a_zone_is_one_of_utc():
     ("make", "text"),
     [
         (lambda: Throttled(60), "until takes a datetime, not 60; for seconds write Throttled(retry_after=...)"),
+        (lambda: Throttled(retry_after="60"), "Throttled(retry_after=...) takes seconds or a timedelta, not '60'"),
+        (lambda: Transient(retry_after=b"9"), "Transient(retry_after=...) takes seconds or a timedelta, not b'9'"),
         (lambda: Snooze(until=60), "until takes a datetime, not 60; for seconds write Snooze(delay=...)"),
     ],
 )

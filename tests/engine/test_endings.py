@@ -249,7 +249,7 @@ async def until(app, id_, state):
         ("surrogate", r"ValueError: a\ud800b"),
         ("cancelled", "CancelledError"),
         ("no time", "until takes a datetime"),
-        ("no delay", "transient failure"),
+        ("no delay", "takes seconds or a timedelta, not 'soon'"),
     ],
 )
 async def test_whatever_is_raised_is_charged_and_written(app, what, text):

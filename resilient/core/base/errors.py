@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -52,7 +52,6 @@ from resilient.core.base.phrases import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import timedelta
 
 
 class FailureKind(StrEnum):
@@ -282,6 +281,14 @@ def _finite(word: str, seconds: S) -> S:
     return seconds
 
 
+def _seconds(word: str, retry_after: float | timedelta | None) -> float | None:
+    if isinstance(retry_after, timedelta):
+        return retry_after.total_seconds()
+    if retry_after is not None and not isinstance(retry_after, (int, float)):
+        raise TypeError(f"{word}(retry_after=...) takes seconds or a timedelta, not {retry_after!r:.80}")
+    return _finite(word, retry_after)
+
+
 def _scope(word: str) -> Scope:
     try:
         return Scope(word)
@@ -290,10 +297,10 @@ def _scope(word: str) -> Scope:
 
 
 class Transient(JobFailure):
-    """Try again later: charged, backed off."""
+    """Try again later, after ``retry_after`` (seconds) or a backoff: charged. Raises `InvalidInput`, `TypeError`."""
 
-    def __init__(self, message: str = "transient failure", *, retry_after: float | None = None) -> None:
-        failure = Failure(FailureKind.TRANSIENT, retry_in=_finite("Transient", retry_after))
+    def __init__(self, message: str = "transient failure", *, retry_after: float | timedelta | None = None) -> None:
+        failure = Failure(FailureKind.TRANSIENT, retry_in=_seconds("Transient", retry_after))
         super().__init__(message, failure=failure)
 
 
@@ -314,7 +321,7 @@ class Throttled(JobFailure):
         self,
         until: datetime | None = None,
         *,
-        retry_after: float | None = None,
+        retry_after: float | timedelta | None = None,
         scope: str = "account",
         message: str = "throttled",
     ) -> None:
@@ -322,7 +329,7 @@ class Throttled(JobFailure):
         super().__init__(
             message,
             failure=Failure(
-                FailureKind.THROTTLED, scope=_scope(scope), retry_at=at, retry_in=_finite("Throttled", retry_after)
+                FailureKind.THROTTLED, scope=_scope(scope), retry_at=at, retry_in=_seconds("Throttled", retry_after)
             ),
         )
 
