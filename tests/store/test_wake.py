@@ -45,6 +45,24 @@ def test_an_address_of_its_own_where_the_pooler_swallows_notifications(postgres_
     asyncio.run(app.close())
 
 
+def test_it_listens_on_where_idle_sessions_are_ended(postgres_url, caplog):
+    with psycopg.connect(postgres_url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as c:
+        name = c.execute("SELECT current_database()").fetchone()[0]
+        c.execute(f'ALTER DATABASE "{name}" SET idle_session_timeout = 20')
+        database, heard = Database(postgres_url), threading.Event()
+        listener, waker = Listener(database, heard.set), Waker(database)
+        listener.start()
+        assert heard.wait(LIMIT)
+        for _ in range(2):
+            heard.clear()
+            c.execute("SELECT pg_sleep(0.2)")  # by the clock of the server, which ends idle sessions
+            waker.poke()
+            assert heard.wait(LIMIT)
+        waker.close()
+        listener.close()
+    assert caplog.messages == []
+
+
 def test_a_short_program_still_sends_its_hint(postgres_url):
     database, heard = Database(postgres_url), threading.Event()
     listener = Listener(database, heard.set)

@@ -48,6 +48,8 @@ AWAITED: Final = "!awaited"  # no resource key: somebody waits for jobs to end
 AWAITED_FOR: Final = 30.0  # seconds for which workers announce the ends of jobs, after somebody announced a wait
 ENDS: Final = "_ends"  # suffix of the channel on which the ends of jobs are announced
 _LOOK_AT_LOOP: Final = 0.5  # seconds between two looks whether a loop that was to do something is there
+# What only listens is idle for long; PostgreSQL before 14 has no such setting.
+_STAYS_IDLE: Final = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
 
 
@@ -402,4 +404,5 @@ def _autocommit(database: Database, listen_url: URL | None) -> Any:
 
     with contextlib.closing(psycopg.connect(**database.driver_arguments(listen_url), autocommit=True)) as driver:
         database.watch.add(driver)
+        driver.execute(_STAYS_IDLE)
         yield driver
