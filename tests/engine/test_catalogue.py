@@ -1,5 +1,6 @@
 """Installed providers: ours, a third party's, and a broken one."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -52,11 +53,21 @@ def test_a_third_partys(installed):
     assert provider_named("github").name == "acme"  # a third party's word about a provider wins over ours
 
 
-@pytest.mark.parametrize("module", ["import nowhere", "x = 1"])
+@pytest.mark.parametrize("module", ["import nowhere", "x = 1", "x = 1 / 0", "x ="])
 def test_one_that_cannot_be_loaded_is_named(installed, module):
     installed(module, "acme = acme_resilient:provider")
     with pytest.raises(SetupError, match=r"'acme' \(acme_resilient:provider\)"):
         providers_by_name()
+
+
+def test_another_distributions_module_in_the_same_place_is_no_provider(tmp_path, monkeypatch):
+    (tmp_path / "somebody_elses.py").write_text("x = 1\n")
+    package = importlib.import_module("providers")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    try:
+        assert sorted(providers_by_name()) == OURS
+    finally:
+        sys.modules.pop("providers.somebody_elses", None)
 
 
 def test_one_that_gives_something_else_is_named(installed):

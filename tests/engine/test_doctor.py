@@ -129,6 +129,31 @@ async def test_a_folder_that_takes_no_writes(tmp_path, open_database, monkeypatc
     assert (await findings(database))["folder"].level == "fail"
 
 
+async def test_a_link_is_followed_to_the_disk_of_its_file(tmp_path, open_database, monkeypatch):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "app.db").touch()
+    (tmp_path / "app.db").symlink_to(tmp_path / "far" / "app.db")
+    monkeypatch.setattr(doctor, "filesystem_of", lambda path, _: "nfs4" if path.parent.name == "far" else "ext4")
+    assert (await findings(open_database(f"sqlite:///{tmp_path}/app.db")))["filesystem"].level == "fail"
+
+
+async def test_a_folder_that_may_not_be_entered(tmp_path, open_database, monkeypatch):
+    folder = tmp_path / "private"
+    database = open_database(f"sqlite:///{folder}/app.db")
+    stat = os.stat
+
+    def refusing(path, *args, **kwargs):
+        if str(path).startswith(str(folder)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    monkeypatch.setattr(shutil, "disk_usage", refusing)
+    seen = await findings(database, makes_tables=True)
+    assert seen["folder"].message == f"{folder} cannot be examined: Permission denied"
+    assert seen["database"].level == "fail"
+
+
 async def test_no_tables(empty_url, open_database):
     database = open_database(empty_url)
     await database.transaction(lambda c, _d: c.execute(sa.text("SELECT 1")))
@@ -391,7 +416,13 @@ tmpfs /srv/local\\040x tmpfs rw 0 0
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/app.db", "ext4"), ("/srv/app.db", "nfs4"), ("/srv/local/a/app.db", "xfs"), ("/srvx/a", "ext4")],
+    [
+        ("/app.db", "ext4"),
+        ("/srv/app.db", "nfs4"),
+        ("/srv/local/a/app.db", "xfs"),
+        ("/srvx/a", "ext4"),
+        ("/srv/local x/a", "tmpfs"),
+    ],
 )
 def test_filesystems(path, kind):
     assert doctor.filesystem_of(Path(path), MOUNTS) == kind

@@ -230,6 +230,7 @@ def state_of(url):
         ({"crm": "http://proxy"}, "takes PoolSettings"),
         ("http://proxy", "takes PoolSettings"),
         (PoolSettings(proxy="us:hush@proxy.example:3128"), "takes an address such as http://proxy.example:3128"),
+        (PoolSettings(proxy="http://us:hush@[::1"), "takes an address such as http://proxy.example:3128"),
         ({"crm": PoolSettings(proxy="ftp://proxy.example")}, "crm.*takes an address such as http://"),
     ],
 )

@@ -82,6 +82,7 @@ class TestDeclaration:
             ({"overlap": "maybe"}, InvalidInput, "schedule 's': overlap='maybe'"),
             ({"catch_up": "all"}, InvalidInput, "schedule 's': catch_up='all' .* say overlap='allow'"),
             ({"jitter": -1}, InvalidInput, "schedule 's': a span of time must be positive"),
+            ({"jitter": ""}, InvalidInput, "schedule 's': '' is not a span of time"),
             ({"jitter": "4000d"}, InvalidInput, "schedule 's': jitter='4000d' is longer than ten years"),
             ({"jitter": 1e300}, InvalidInput, "schedule 's': jitter=1e.300 is longer than ten years"),
             (
@@ -98,6 +99,12 @@ class TestDeclaration:
     def test_mistakes_name_the_schedule(self, given, error, words):
         with pytest.raises(error, match=words):
             hourly(**given)
+
+    @pytest.mark.parametrize("none", [0, 0.0, timedelta()])
+    def test_no_jitter_may_be_written_in_each_unit(self, none):
+        jitter = hourly(jitter=none).jitter
+        assert isinstance(jitter, float)
+        assert jitter == 0
 
     @pytest.mark.parametrize(
         ("schedules", "error", "words"),

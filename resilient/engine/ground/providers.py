@@ -1,7 +1,7 @@
-"""The providers of an app, by name, and what a resource key says about them; every provider that is installed.
+"""The providers of an app by name; the provider that a resource key names; the providers that are installed.
 
-Installed are the modules of `providers`, and what third parties announce. A third party's package names a function that
-takes what an app may say and gives a `Provider`:
+Installed are the modules of `providers`, and those that third parties announce. A third party's package announces a
+function that takes the app's options and returns a `Provider`, as an entry point:
 
     [project.entry-points."resilient.providers"]
     acme = "acme_resilient:provider"
@@ -41,7 +41,7 @@ _ACCOUNT: Final = 2  # segments of an account's key
 
 
 def warn_of_roots(patterns: Iterable[str], providers: Collection[str]) -> None:
-    """A line for each pattern whose provider is almost one of these: it fits nothing, and would say nothing."""
+    """Log a warning for each pattern whose provider is nearly one of these: a misspelt pattern matches no resource."""
     for pattern in dict.fromkeys(patterns):
         root = pattern.partition("/")[0]
         if root not in providers and (hint := nearest(root, providers)):
@@ -52,7 +52,7 @@ _PROXIES: Final = ("http", "https", "socks5", "socks5h")  # httpx's
 
 
 def http_by_name(http: Any, providers: Mapping[str, Provider]) -> Mapping[str, PoolSettings]:
-    """`Resilient(http=...)` by provider, ``"*"`` for all others. Raises `SetupError`."""
+    """The value of `Resilient(http=...)` by provider; ``"*"`` stands for all others. Raises `SetupError`."""
     if http is None:
         return {}
     from resilient.wire.requests.pool import PoolSettings  # noqa: PLC0415 - httpx: only where it is set up
@@ -61,13 +61,20 @@ def http_by_name(http: Any, providers: Mapping[str, Provider]) -> Mapping[str, P
     for name, settings in by_name.items():
         if not isinstance(settings, PoolSettings):
             raise SetupError(f"http= takes PoolSettings, or a mapping to them, and not {type(settings).__name__}")
-        if settings.proxy is not None and urlsplit(settings.proxy).scheme not in _PROXIES:  # it may hold a password
+        if settings.proxy is not None and _scheme(settings.proxy) not in _PROXIES:  # not shown: it may hold a password
             raise SetupError(
                 f"http={{{name!r}: PoolSettings(proxy=)}} takes an address such as http://proxy.example:3128"
             )
         if name != "*" and name not in providers:
             raise SetupError(f"http={{{name!r}: ...}}: no provider has this name{nearest(name, providers)}")
     return by_name
+
+
+def _scheme(address: str) -> str:
+    try:
+        return urlsplit(address).scheme
+    except ValueError:  # an IPv6 address without its bracket, for example
+        return ""
 
 
 def registry(providers: Iterable[Provider]) -> Mapping[str, Provider]:
@@ -83,7 +90,7 @@ def registry(providers: Iterable[Provider]) -> Mapping[str, Provider]:
 
 
 def limits_of(providers: Iterable[Provider]) -> dict[str, Sequence[Limit]]:
-    """Their limits by key pattern, those of token endpoints too."""
+    """The limits of these providers and of their token endpoints, by key pattern."""
     limits: dict[str, Sequence[Limit]] = {}
     for p in providers:
         limits |= p.limit_patterns()
@@ -93,18 +100,18 @@ def limits_of(providers: Iterable[Provider]) -> dict[str, Sequence[Limit]]:
 
 
 def caps_of(providers: Iterable[Provider]) -> dict[str, int]:
-    """Their concurrency caps by key pattern."""
+    """The concurrency caps of these providers, by key pattern."""
     return {pattern: cap for p in providers for pattern, cap in p.concurrency_patterns().items()}
 
 
 def tenancies_of(providers: Iterable[Provider]) -> dict[str, Tenancy]:
-    """What the keys below each root have in common: nothing for the outbox's destinations and token endpoints."""
+    """The tenancy of each root; destinations of the outbox and token endpoints have nothing in common."""
     tenancies = {p.name: p.tenancy for p in providers}
     return {events.RESOURCE: Tenancy.APART, **{f"{name}:token": Tenancy.APART for name in tenancies}, **tenancies}
 
 
 def provider_of(providers: Mapping[str, Provider], key: str) -> Provider:
-    """The provider of a resource. Raises `InvalidInput` if it is not listed."""
+    """The provider of a resource. Raises `InvalidInput` if the app does not list it."""
     name = check_stored(key).partition("/")[0]
     if (provider := providers.get(name)) is None:
         raise InvalidInput(f"{key}: no provider {name!r} is listed: Resilient(providers=[{name}.provider()])")
@@ -125,7 +132,7 @@ def account_of(providers: Mapping[str, Provider], key: str) -> Provider:
 
 
 def oauth_of(providers: Mapping[str, Provider], key: str, details: Mapping[str, str] = EMPTY) -> OAuth2:
-    """The OAuth facts for an account. Raises `InvalidInput`."""
+    """The OAuth facts for an account. Raises `InvalidInput` if its provider has no OAuth, or is not listed."""
     provider = provider_of(providers, key)
     facts = provider.oauth_for(details)
     if facts is None:
@@ -148,22 +155,24 @@ def providers_by_name() -> dict[str, Callable[..., Provider]]:
     makers: dict[str, Callable[..., Provider]] = {}
     package = importlib.import_module(OURS)
     for module in pkgutil.iter_modules(package.__path__):
-        if not module.name.startswith("_"):
-            makers[module.name] = importlib.import_module(f"{OURS}.{module.name}").provider
+        if module.name.startswith("_"):
+            continue
+        make = getattr(importlib.import_module(f"{OURS}.{module.name}"), "provider", None)
+        if make is not None:  # else another distribution's module: see `also_installed_by`
+            makers[module.name] = make
     for point in entry_points(group=GROUP):
         try:
-            make = point.load()
-        except (ImportError, AttributeError) as error:
+            makers[point.name] = point.load()
+        except Exception as error:
             raise SetupError(
                 f"the provider {point.name!r} ({point.value}) cannot be loaded: {error}; repair or uninstall"
                 " the package that announces it"
             ) from error
-        makers[point.name] = make
     return dict(sorted(makers.items()))
 
 
 def hidden_by() -> str:
-    """What Python takes for the package `providers` instead of ours, as a path; empty if it is ours."""
+    """The path of another package or module `providers` that Python imports instead of ours; empty if there is none."""
     spec = importlib.util.find_spec(OURS)
     if spec is None:
         return ""
@@ -174,16 +183,16 @@ def hidden_by() -> str:
 
 @cache
 def also_installed_by() -> tuple[str, ...]:
-    """Other distributions that install a package of that name, into the same place.
+    """Other distributions that install a package `providers` into the same place.
 
-    Asked once a process: to read what every distribution installs takes a third of a second of CPU.
+    Computed once a process: to read what every distribution installs takes a third of a second of CPU.
     """
     others = packages_distributions().get(OURS, [])
     return tuple(sorted({name for name in others if name != "resilient-engine"}))
 
 
 def provider_named(name: str) -> Provider:
-    """The facts of one installed provider, as it is made without options. Raises `SetupError`."""
+    """The facts of one installed provider, made without options. Raises `SetupError` if there is none of that name."""
     providers = providers_by_name()
     if name not in providers:
         raise SetupError(f"no provider is called {name!r}: there are {', '.join(providers)}")

@@ -1,10 +1,10 @@
 """Sealed payloads: encrypted by the keys that credentials are stored under, and opened for the handler alone.
 
-A sealed payload is bound to its kind: nobody who can only write the database gives one kind's payload to another. It is
-not bound to its job, because an edit, an undo and a schedule write it before, or without, a job's id.
+A sealed payload is bound to its kind: whoever can only write the database cannot give one kind's payload to another. It
+is not bound to its job, because an edit, an undo and a schedule write it before, or without, a job's id.
 
-Of a sealed kind no text is kept that may quote the payload: errors and reasons of its handler are their kind, code and
-place. What a handler returns, logs, tags and saves as progress is its program's own word.
+Text that may quote the payload of a sealed kind is not kept: of an error or a reason of its handler, only the kind, the
+code and the place are. What a handler returns, logs, tags and saves as progress is its program's responsibility.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class KeyNotHereError(BadPayload):
 
 
 def seal(ring: KeyRing, kind: str, text: str) -> str:
-    """A payload's JSON text, sealed. Raises `SetupError` without any key."""
+    """Seal a payload's JSON text. Raises `SetupError` if the ring has no key."""
     return json.dumps({SEALED: ring.seal(text, _PLACE[0], kind, _PLACE[1])}, separators=(",", ":"))
 
 
 def opened(ring: KeyRing, kind: str, text: str) -> str:
-    """A sealed payload's JSON text. Raises `KeyNotHereError`, and `BadPayload` for one that was changed."""
+    """The JSON text of a sealed payload. Raises `KeyNotHereError`, or `BadPayload` if it was changed."""
     try:
         sealed = str(json.loads(text)[SEALED])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested too deeply
         sealed = ""
     if sealed and (key_id := key_id_of(sealed)) not in ring.key_ids:
         raise KeyNotHereError(
@@ -59,19 +59,19 @@ def opened(ring: KeyRing, kind: str, text: str) -> str:
 
 
 def resealed(ring: KeyRing, kind: str, text: str) -> str:
-    """The same payload under the first key."""
+    """The same payload, sealed with the first key of the ring. Raises what `opened` raises."""
     return seal(ring, kind, opened(ring, kind, text))
 
 
 def unreadable(error: BadPayload, delay: float) -> Outcome:
-    """What becomes of a job whose payload cannot be read: it waits for a worker with the key, or is dead."""
+    """The outcome of a job whose payload cannot be read: it waits for a worker with the key, or is dead."""
     if isinstance(error, KeyNotHereError):
         return Snoozed(delay, None, str(error), FailureKind.UNDECODABLE, SEALED_KEY)
     return Failed(Failure(FailureKind.UNDECODABLE), str(error))
 
 
 def discreet(outcome: Outcome, *, is_sealed: bool = True) -> Outcome:
-    """How an execution of a sealed kind ended, without words that may quote its payload."""
+    """The outcome of an execution; if its kind is sealed, without text that may quote the payload."""
     if not is_sealed:
         return outcome
     if isinstance(outcome, Failed):
@@ -82,7 +82,7 @@ def discreet(outcome: Outcome, *, is_sealed: bool = True) -> Outcome:
 
 
 def trace(error: BaseException, is_sealed: bool, secrets: Iterable[str] = ()) -> str:  # noqa: FBT001 - of its kind
-    """The traceback of an exception; of a sealed kind files, lines and functions alone, and no value."""
+    """The traceback of an exception; for a sealed kind only files, lines and functions, without any value."""
     if not is_sealed:
         return trace_of(error, secrets)
     frames = traceback.extract_tb(from_callee(error.__traceback__))[-_FRAMES:]
@@ -90,6 +90,6 @@ def trace(error: BaseException, is_sealed: bool, secrets: Iterable[str] = ()) ->
 
 
 def broken_rules(errors: list[Any]) -> str:
-    """The names of pydantic's rules that a payload breaks; no field and no text, which may quote it."""
+    """The names of pydantic's rules that a payload breaks, without fields and texts, which may quote it."""
     kinds = sorted({str(one["type"]) for one in errors})
     return f"{', '.join(kinds)} ({UNSAID})"

@@ -1,16 +1,15 @@
-"""One store function, four ways to run it: in a transaction of its own or in the caller's, async or not.
+"""Four ways to run one store function: in a transaction of its own or in the caller's, async or blocking.
 
-The caller's may be a Session (SQLModel's too), AsyncSession, Connection or AsyncConnection, or a scoped
-session. What is done in it exists only if it commits; workers are woken after that.
+The caller passes a Session (SQLModel's too), AsyncSession, Connection, AsyncConnection or scoped session. What is
+written in it exists only if it commits; workers are woken after that.
 
-An API is written once, as async methods that await nothing but `Transactions`. Its synchronous facade is made of the
-same methods (`blocking`): where no transaction suspends, a coroutine can be driven to its end on the spot. This is the
-way to be synchronous, because it needs no second text (twins drift apart), no loop and no thread.
+An API is written once, as async methods that await nothing but `Transactions`. Its synchronous facade has the same
+methods (`blocking`): if no transaction suspends, a coroutine runs to its end in one step. So there is no second text
+(twins drift apart), no event loop and no thread.
 
 `SessionEngines`: the engines of handlers' sessions, apart from the engine's own connections, which keep leases and
 write results. Handlers may hold as many transactions open as there are slots; they wait for each other's connections
-here, and never take the last one from the heartbeat. An engine that was handed over serves both, as its owner has set
-it up.
+here, and never take the last one from the heartbeat. An engine that the program passes to the app serves both.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
     from resilient.store.db.dialect import Dialect
 
 
-BROKEN_OFF: Final = ("40P01", "40001")  # deadlock, serialization failure: nothing was committed
-BROKEN_OFF_TRIES: Final = 4
+BROKEN_OFF: Final = ("40P01", "40001")  # SQLSTATE: deadlock, serialization failure; nothing was committed
+RETRIES: Final = 4  # of a transaction that the database aborted
 T = TypeVar("T")
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -71,10 +70,7 @@ class Wake(Protocol):
 
 
 class Transactions:
-    """Runs store functions for one app.
-
-    With ``here`` in the calling thread, blocking, without ever suspending.
-    """
+    """Runs store functions for one app; with ``here``, it blocks the calling thread and never suspends."""
 
     def __init__(self, ground: Ground, *, here: bool = False) -> None:
         self._ground, self.here = ground, here
@@ -86,14 +82,14 @@ class Transactions:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """``fn(connection, dialect, ...)``, which only looks."""
+        """Run ``fn(connection, dialect, ...)``, which only reads."""
         if session is not None:
             return await self._join(session, lambda c, d: fn(c, d, *args, **kwargs), writes=False)
         try:
             return await self._own(lambda c, d: fn(c, d, *args, **kwargs))
         except DatabaseBusy:
             raise
-        except DatabaseUnreachable:  # a connection was cut while it rested, perhaps: to look twice does no harm
+        except DatabaseUnreachable:  # perhaps an idle connection was cut: to read twice does no harm
             return await self._own(lambda c, d: fn(c, d, *args, **kwargs))
 
     async def write(
@@ -103,7 +99,7 @@ class Transactions:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """``fn(connection, dialect, ...)``; workers hear of it after the commit."""
+        """Run ``fn(connection, dialect, ...)``; workers are woken after the commit."""
         if session is not None:
             return await self._join(session, lambda c, d: fn(c, d, *args, **kwargs), writes=True)
         result = await self._own(lambda c, d: fn(c, d, *args, **kwargs))
@@ -118,20 +114,17 @@ class Transactions:
             await asyncio.sleep(seconds)
 
     async def _own(self, fn: Callable[[Connection, Dialect], T]) -> T:
-        """In a transaction of its own; once more if the database broke it off to resolve a deadlock."""
-        for _ in range(BROKEN_OFF_TRIES):
+        """Run in a transaction of its own; again, up to `RETRIES` times, if the database aborted it (`BROKEN_OFF`)."""
+        for _ in range(RETRIES):
             try:
-                return await self._once(fn)
+                return await self.transaction(fn)
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) not in BROKEN_OFF:
                     raise
-        return await self._once(fn)
-
-    async def _once(self, fn: Callable[[Connection, Dialect], T]) -> T:
         return await self.transaction(fn)
 
     async def transaction(self, fn: Callable[..., T], *args: Any) -> T:
-        """``fn(connection, dialect, ...)`` in a transaction of its own: once, and nobody is woken after it."""
+        """Run ``fn(connection, dialect, ...)`` once, in a transaction of its own; workers are not woken after it."""
         database = self._ground.database
         if self.here:
             self._ground.ready_sync()
@@ -140,7 +133,7 @@ class Transactions:
         return await database.transaction(fn, *args)
 
     async def statement(self, fn: Callable[..., T], *args: Any) -> T:
-        """The same for a `direct` function that runs exactly one statement: see `Database.statement`."""
+        """`transaction` for a `direct` function that runs exactly one statement: see `Database.statement`."""
         database = self._ground.database
         if self.here:
             self._ground.ready_sync()
@@ -159,7 +152,7 @@ class Transactions:
 
 
 def _joined(target: Any, ground: Ground, fn: Callable[[Connection, Dialect], T], *, writes: bool) -> T:
-    """In the caller's transaction."""
+    """Run in the caller's transaction."""
     target = unscoped(target)
     if writes or not isinstance(target, (Session, Connection)):
         target, c = enter(target, ground.poke)
@@ -171,7 +164,7 @@ def _joined(target: Any, ground: Ground, fn: Callable[[Connection, Dialect], T],
 
 
 def unscoped(target: Any) -> Any:
-    """The session itself, where a scoped one was handed in."""
+    """The session of a scoped session; anything else as it is."""
     return target() if isinstance(target, (scoped_session, async_scoped_session)) else target
 
 
@@ -195,7 +188,7 @@ def enter(target: Any, on_commit: Wake) -> tuple[Any, Connection]:
         target.begin()
     c = target.connection()
     require_transaction(c, "session")
-    if target.get_bind() is c:  # a commit of the session may end nothing
+    if target.get_bind() is c:  # the connection's transaction may go on after the session's commit
         _hook_connection(c, on_commit)
     else:
         on_outermost_commit(target, on_commit)
@@ -230,9 +223,9 @@ def require_transaction(c: Connection, what: str) -> None:
 
 
 def require_committable(session: Session) -> Engine | Connection:
-    """Begin a transaction if there is none, and raise `InvalidInput` if it is plain already that it commits nothing.
+    """Begin a transaction if there is none. Raises `InvalidInput` if the session's settings rule out a transaction.
 
-    Without any I/O, so that it serves asynchronous sessions; the connection itself is looked at when it is there.
+    It does no I/O, so that it serves asynchronous sessions; `require_transaction` checks the connection later.
     Returns what the session is bound to.
     """
     bind = session.get_bind()
@@ -253,12 +246,12 @@ def _commits_by_itself(c: Connection) -> bool:
         return True
     if c.dialect.name == "sqlite":
         driver: Any = c.connection.driver_connection
-        return driver.isolation_level is None and not driver.in_transaction  # some begin by themselves
+        return driver.isolation_level is None and not driver.in_transaction  # some programs send BEGIN themselves
     return getattr(c.connection.dbapi_connection, "autocommit", None) is True
 
 
 def on_outermost_commit(session: Session, on_commit: Wake) -> None:
-    """Call after each outermost commit: a hint to workers, it may be lost and costs nothing."""
+    """Call ``on_commit`` after each outermost commit of the session. It is a hint to workers, which may be lost."""
     if (wakes := session.info.get(_WAKES)) is None:
         session.info[_WAKES] = {on_commit}
     else:
@@ -268,7 +261,7 @@ def on_outermost_commit(session: Session, on_commit: Wake) -> None:
 
 @cache
 def _listen() -> None:
-    """Once for all sessions; one listener a session would cost each of them as much as a statement."""
+    """Listen to all sessions, once: a listener of its own costs a session as much as a statement."""
     event.listen(Session, "after_commit", _committed)
 
 
@@ -279,7 +272,7 @@ def _committed(session: Session) -> None:
 
 
 def _hook_connection(c: Connection, on_commit: Wake) -> None:
-    """Call after each commit of the connection; its own events come before."""
+    """Call ``on_commit`` after each commit of the connection; SQLAlchemy has events only before it."""
     if (wakes := _CONNECTIONS.get(c)) is not None:
         wakes.add(on_commit)
         return
@@ -318,7 +311,7 @@ def blocking(
 
 
 def to_the_end(coroutine: Awaitable[T]) -> T:
-    """What a coroutine returns that awaits nothing but transactions that block."""
+    """Run a coroutine that awaits nothing but blocking transactions, and return its result."""
     try:
         cast("Coroutine[Any, Any, T]", coroutine).send(None)
     except StopIteration as done:
@@ -328,7 +321,7 @@ def to_the_end(coroutine: Awaitable[T]) -> T:
 
 
 class BlockingBlock(AbstractContextManager[T]):
-    """An asynchronous block that awaits nothing but transactions that block, for ``with``."""
+    """An async context manager that awaits nothing but blocking transactions, for ``with``."""
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block
@@ -343,7 +336,7 @@ class BlockingBlock(AbstractContextManager[T]):
 
 
 def one_by_one(values: AsyncGenerator[T, None]) -> Iterator[T]:
-    """What an asynchronous generator yields that awaits nothing but transactions that block."""
+    """The values of an async generator that awaits nothing but blocking transactions."""
     try:
         while True:
             try:
@@ -360,7 +353,7 @@ _IN_MEMORY: Final = "a database in memory has no second connection for sessions:
 
 
 class Writer:
-    """SQLite has one writer: a worker's handlers queue for it here, instead of waking up now and then to ask."""
+    """The locks of SQLite's one writer: a worker's handlers queue here for it, instead of polling the file."""
 
     def __init__(self) -> None:
         self.tasks = asyncio.Lock()
@@ -368,7 +361,10 @@ class Writer:
 
 
 class SessionEngines:
-    """Made on first use, closed with the app. ``factory`` makes the sessions instead: ``session_factory``."""
+    """The engines of handlers' sessions: made on first use, closed with the app.
+
+    ``factory`` is the program's ``session_factory``; it makes the sessions instead.
+    """
 
     def __init__(self, database: Database, factory: Callable[[], Any] | None = None) -> None:
         self._database, self.factory = database, factory
@@ -378,7 +374,7 @@ class SessionEngines:
 
     @property
     def makes_new(self) -> bool:
-        """Whether each session is a new one for certain: a function may give out one that its thread or task keeps."""
+        """Whether each session is certainly a new one: a function may return one that its thread or task keeps."""
         return self.factory is None or isinstance(self.factory, (sessionmaker, async_sessionmaker, type))
 
     def made(self, kind: type[AsyncSession | Session]) -> Any:
@@ -398,7 +394,7 @@ class SessionEngines:
 
     @property
     def synchronous(self) -> Engine:
-        """For plain handlers."""
+        """The engine for plain handlers. Raises `SetupError` for a database in memory."""
         database = self._database
         if database.is_sqlite or not database.is_own:
             engine = database.sync_engine
@@ -412,15 +408,15 @@ class SessionEngines:
 
     @property
     def asynchronous(self) -> AsyncEngine:
-        """For ``async def`` handlers."""
+        """The engine for ``async def`` handlers. Raises `SetupError` for a database in memory."""
         database = self._database
-        if not database.is_own and (handed_over := database.async_engine) is not None:
-            return handed_over
+        if not database.is_own and (engine := database.async_engine) is not None:
+            return engine
         if self._async is None:
-            self._async = self._made_async()
+            self._async = self._new_async()
         return self._async
 
-    def _made_async(self) -> AsyncEngine:
+    def _new_async(self) -> AsyncEngine:
         database = self._database
         if not database.is_sqlite:
             return database.new_async_engine("sessions", timeout=PATIENCE)
@@ -432,7 +428,7 @@ class SessionEngines:
         return engine
 
     async def close(self) -> None:
-        """Close what was made here. What is used again opens anew."""
+        """Close the engines that were made here; the next use makes new ones."""
         with self._lock:
             plain, self._sync = self._sync, None
         asynchronous, self._async = self._async, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,7 +48,7 @@ NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check says. ``name`` is stable, for programs; ``remedy`` is empty if all is well."""
+    """The result of one check. ``name`` is stable, for programs; ``remedy`` is empty if all is well."""
 
     name: str
     level: Level
@@ -65,7 +66,7 @@ async def examine(
     makes_tables: bool = False,
     own_table: bool = False,
 ) -> list[Finding]:
-    """Look at everything. Never raises for a database that is away, outdated or not ours to look into.
+    """Run all checks. A database that is unreachable, outdated or closed to this user is a finding, not an error.
 
     ``providers``: those of the program, whose facts may be old; ``keys``: the ids of its keys for secrets;
     ``makes_tables``: whether the program makes them itself, and a file, when it is first used; ``own_table``: whether
@@ -74,15 +75,15 @@ async def examine(
     names = check_names(hidden_by(), also_installed_by())
     providers = list(providers)
     facts = [*names, *check_facts(providers, host_now().date()), *check_key(providers, keys, own_table=own_table)]
-    disk = await asyncio.to_thread(_check_file, database)  # before it is opened: a full one does not let us
+    disk = await asyncio.to_thread(_check_file, database)  # before the database is opened, which a full disk prevents
     try:
         await schema.check(database)
         outdated = None
-    except DatabaseUnreachable as error:
-        if makes_tables and database.file is not None and not database.file.exists():
+    except (DatabaseUnreachable, PermissionError) as error:  # the second: a file in a folder closed to this user
+        if makes_tables and database.file is not None and _is_missing(database.file):
             message = f"there is no {database.file} yet: this program makes it, with its tables, when it is first used"
             return [Finding("database", "ok", message), *facts]
-        remedy = "" if database.is_sqlite else "start it, or correct the address"  # the message has that of a file
+        remedy = "" if database.is_sqlite else "start it, or correct the address"  # a file's message has it
         return [Finding("database", "fail", str(error), remedy), *disk, *facts]
     except SetupError as error:
         outdated = error
@@ -124,7 +125,7 @@ def _database(database: Database, server: Server) -> Finding:
 
 
 def _check_notify(database: Database, listen_url: URL | None) -> tuple[Finding, frozenset[str] | None]:
-    """The server where programs listen, with its applications, as `health.hearers`."""
+    """Whether NOTIFY reaches LISTEN where programs listen; the applications connected there, None if unknown."""
     url = listen_url or database.url.set(drivername="postgresql+psycopg")
     try:
         applications = health.hearers(url)
@@ -138,7 +139,7 @@ def _check_notify(database: Database, listen_url: URL | None) -> tuple[Finding, 
 
 
 def check_listeners(contents: Contents, applications: frozenset[str] | None) -> Iterator[Finding]:
-    """Whether the living workers listen on this server; ``applications``: of its sessions, None if it is not known."""
+    """Whether the living workers listen on this server; ``applications``: those of its sessions, None if unknown."""
     if applications is None:
         return
     able = [worker for worker in contents.workers if worker.silent <= SILENT and not worker.stopping]
@@ -153,32 +154,48 @@ def check_listeners(contents: Contents, applications: frozenset[str] | None) -> 
 
 
 def _check_file(database: Database) -> list[Finding]:
-    if database.file is None or not database.file.parent.is_dir():
+    if database.file is None:
         return []
+    file = Path(os.path.realpath(database.file))  # where SQLite puts the WAL, if a link leads there
     mounts = Path("/proc/mounts")
-    table = mounts.read_text() if mounts.exists() else ""
-    log = Path(f"{database.file}-wal")
-    findings = list(
-        check_disk(
-            database.file,
-            filesystem_of(database.file, table),
-            shutil.disk_usage(database.file.parent).free,
-            log.stat().st_size if log.exists() else 0,
-        )
-    )
-    if not os.access(database.file.parent, os.W_OK):
-        message = f"{database.file.parent} takes no writes: it is mounted read-only, or this user may not write there"
+    table = mounts.read_text(errors="surrogateescape") if mounts.exists() else ""
+    try:
+        free, wal = shutil.disk_usage(file.parent).free, _size(Path(f"{file}-wal"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        message = f"{file.parent} cannot be examined: {error.strerror}"
+        return [Finding("folder", "fail", message, "give this user the right to read and write there")]
+    findings = list(check_disk(file, filesystem_of(file, table), free, wal))
+    if not os.access(file.parent, os.W_OK):
+        message = f"{file.parent} takes no writes: it is mounted read-only, or this user may not write there"
         findings.append(Finding("folder", "fail", message, "mount it for writing, or give this user the right"))
     return findings
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # the last program to close a database deletes its WAL
+        return 0
+
+
+def _is_missing(file: Path) -> bool:
+    """Whether there is certainly no such file: a folder that this user may not enter does not tell."""
+    try:
+        file.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 # -- the server ----------------------------------------------------------------------------------------------
 
 
 def check_server(server: Server, skew: tuple[float, float], *, sqlite: bool) -> list[Finding]:
-    """Settings, clock and other people's transactions.
+    """Settings, clock and other programs' transactions.
 
-    ``skew``: the database's clock less this host's, in seconds, as read before and after asking.
+    ``skew``: seconds of the database's clock minus this host's, read before the query and after it.
     """
     if sqlite:
         return list(_check_pragmas(server.settings))
@@ -202,7 +219,7 @@ def _check_standby(server: Server) -> Iterator[Finding]:
 
 
 def check_room(server: Server, contents: Contents, connections: int) -> Iterator[Finding]:
-    """Whether the server has room for the living workers; ``connections``: of each, as this program is set up."""
+    """Whether the server has room for the living workers; ``connections``: the most one worker opens."""
     alive = sum(worker.silent <= SILENT for worker in contents.workers)
     if server.room and max(alive, 1) * connections > server.room:
         yield Finding(
@@ -216,7 +233,7 @@ def check_room(server: Server, contents: Contents, connections: int) -> Iterator
 
 def _check_clock(skew: tuple[float, float]) -> Finding:
     low, high = min(skew), max(skew)
-    off = max(low, -high, 0.0)  # what the way to the server and back cannot explain
+    off = max(low, -high, 0.0)  # the part that the time of the query cannot explain
     if off <= SKEW:
         return Finding("clock", "ok", f"this host and the database agree within {max(off, 0.1):.1f} s")
     return Finding(
@@ -237,13 +254,14 @@ def _check_settings(settings: dict[str, str]) -> Iterator[Finding]:
         )
     else:
         yield Finding("autovacuum", "ok", "autovacuum is on")
-    lost = [name for name in ("fsync", "synchronous_commit") if settings.get(name) == "off"]
-    if lost:
+    off = [name for name in ("fsync", "synchronous_commit") if settings.get(name) == "off"]
+    if off:
         yield Finding(
             "durability",
             "warn",
-            f"{' and '.join(lost)} is off: a crash of the server can lose jobs that were committed",
-            f"set {lost[0]} = on",
+            f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: a crash of the server can lose jobs that were"
+            " committed",
+            f"set {' = on and '.join(off)} = on",
         )
     else:
         yield Finding("durability", "ok", "a commit survives a crash")
@@ -328,13 +346,16 @@ def _check_pragmas(pragmas: dict[str, str]) -> Iterator[Finding]:
 
 
 def filesystem_of(path: Path, mounts: str) -> str:
-    """The type of the filesystem ``path`` is on, by the text of /proc/mounts; empty if that does not tell."""
+    """The type of the filesystem that holds ``path``, by the text of /proc/mounts (fstab(5)); empty if unknown."""
     best, filesystem = -1, ""
-    for line in mounts.splitlines():
-        _, point, kind, *_ = line.split(" ")
+    for fields in (line.split(" ") for line in mounts.split("\n") if line):
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[1])
         if path.is_relative_to(point) and len(point) >= best:
-            best, filesystem = len(point), kind
+            best, filesystem = len(point), fields[2]
     return filesystem
+
+
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # a space in a folder's name is \040
 
 
 def check_disk(file: Path, filesystem: str, free: int, log: int) -> Iterator[Finding]:
@@ -368,7 +389,7 @@ def check_disk(file: Path, filesystem: str, free: int, log: int) -> Iterator[Fin
 
 
 def check_contents(contents: Contents) -> list[Finding]:
-    """Workers, the invariant, and what vacuum leaves behind."""
+    """What the rows of our tables show: workers, the run queue, keys, schedules, vacuum, and an Alembic beside us."""
     return [
         *_check_workers(contents),
         _check_turns(contents),
@@ -517,7 +538,7 @@ def _check_neighbours(contents: Contents) -> Iterator[Finding]:
 
 
 def check_secrets(sealed: Mapping[str, int], keys: Collection[str]) -> Iterator[Finding]:
-    """Whether stored credentials can be read: ``sealed`` says how many are encrypted with each key, by its id."""
+    """Whether stored credentials can be read; ``sealed``: how many are encrypted with each key, by the key's id."""
     every, missing = sum(sealed.values()), sum(n for key_id, n in sealed.items() if key_id not in keys)
     if missing:
         yield Finding(

@@ -1,16 +1,16 @@
-"""Enqueueing: jobs that were checked and encoded, written in a transaction of their own or in the caller's.
+"""Enqueueing: writing checked and encoded jobs in a transaction of their own or in the caller's.
 
-Plain jobs are written where the call stands. Jobs with a unique or ordering key would make other transactions wait for
+Plain jobs are written at the call. Jobs with a unique or ordering key would make other transactions wait for
 this one's end (and so would a look at what a job waits for), so in a caller's Session they are buffered and written,
-sorted, in the outermost commit's hook: the wait then lasts one commit. Lanes come last of all, in one order: their
-numbers are given in the order of commits, and those whose jobs were cancelled or discarded here go on. SQLAlchemy fires
+sorted, in the outermost commit's hook: the wait then lasts one commit. Ordering keys come last, sorted: their numbers
+follow the order of commits, and the keys whose jobs were cancelled or discarded here go on. SQLAlchemy fires
 ``before_commit`` at savepoint releases too (ignored), and not at all for a session that sits on a connection whose
 transaction somebody else began (there, and on plain connections, they are written at once). A rolled-back savepoint
-takes its buffered jobs with it, and so does whatever is closed without a commit, of which no rollback tells.
+takes its buffered jobs with it, and so does a session closed without a commit, for which no rollback event comes.
 
-What comes after the hook (the commit's own flush calls the program's listeners, and so may `before_commit` itself) is
-written when the connection is about to commit, if nothing was written before; else it is refused: numbers drawn twice
-in one transaction could make two of them wait for each other.
+A job enqueued after the hook (by a listener of the program, in the commit's flush or in `before_commit`) is written
+when the connection is about to commit, if the hook wrote nothing; else it is refused: two transactions that each draw
+numbers twice could wait for each other.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def write(
     ended: Collection[UUID] = (),
     alone: bool = False,
 ) -> list[Enqueued]:
-    """Insert what was ordered, in this transaction: plain jobs, then unique ones, then what takes a place in a lane.
+    """Insert jobs in this transaction: plain ones, then those with a unique key, then those with an ordering key.
 
-    ``last``: the commit follows, so a look at what jobs wait for keeps nobody waiting; else staging does it.
-    ``ended``: jobs whose lanes go on in this transaction too. ``alone``: it writes nothing that jobs may want to see.
+    ``last``: the commit follows, so to check what jobs wait for delays nobody; else staging checks it. ``ended``: jobs
+    whose ordering keys go on in this transaction too. ``alone``: the transaction writes nothing else that a job reads.
     Raises `SchemaOutdated` where there are no tables.
     """
     with missing_tables_explained(c, d):
@@ -77,7 +77,7 @@ def _write(
 ) -> list[Enqueued]:
     if len(ordered) == 1 and not ordered[0].after and not ended and jobs.can_append(d, row := ordered[0].row):
         jobs.append(c, d, row)
-        return [Enqueued(row.id)]  # an event of its own: a business transaction waits for it
+        return [Enqueued(row.id)]  # the commonest case: the caller's transaction waits for it
     plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
     if plain:
         jobs.insert(c, d, plain)
@@ -99,7 +99,7 @@ def _write(
 def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
     """`write` in a transaction of its own, in statements of a bounded size.
 
-    Jobs for which others may wait are written all at once: two batches would take their locks out of order.
+    If other transactions may wait for one of the jobs, one batch holds all: two batches would lock out of order.
     """
     done, size = list[Enqueued](), BATCH
     if len(ordered) > size and any(o.waits_for_commit for o in ordered):
@@ -111,7 +111,7 @@ def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list
 
 @direct
 def write_back(c: Connection, d: Dialect, rows: Sequence[NewJob]) -> None:
-    """Insert jobs that have their numbers already: they are next in their lanes."""
+    """Insert jobs that have their order numbers already: each is the next of its ordering key."""
     if rows:
         jobs.insert(c, d, [row._replace(waits=1) for row in rows])
         order.put_back(c, d, {r.id: ((r.resource_key, r.ordering_key or ""), r.order_no or 0) for r in rows}, d.now(c))
@@ -125,8 +125,9 @@ def is_one_statement(o: JobRequest) -> bool:
 def _write_edges(
     c: Connection, d: Dialect, waiting: Sequence[JobRequest], results: Mapping[UUID, Enqueued], *, last: bool
 ) -> None:
-    """Insert what jobs wait for; where another job holds a blocker's unique key, they wait for that one."""
-    edges, surplus = set(), {}  # blockers that turned out to be one job, by the job that waits
+    """Insert the dependencies of jobs; if another job holds a blocker's unique key, they wait for that job."""
+    edges = set()
+    surplus = {}  # by the job that waits: how many of its blockers are the same job as another one
     for o in waiting:
         blockers = {results[i].id if i in results else i for i in o.after}
         edges |= {dependencies.Edge(o.row.id, i, o.on_dead) for i in blockers}
@@ -140,7 +141,7 @@ def _write_edges(
 
 
 def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[NewJob], ended: Collection[UUID]) -> None:
-    """Number jobs with an ordering key and insert them; those with a unique key stand there already, blocked."""
+    """Number jobs with an ordering key and insert them; those with a unique key too were inserted before, blocked."""
     newcomers = [order.Newcomer(r.id, r.resource_key, r.ordering_key or "") for r in rows]
     if ended:
         order.hold(c, d, newcomers, ended)
@@ -164,7 +165,7 @@ def _unique_order(o: JobRequest) -> tuple[str, str]:
 
 
 def _write_unique(c: Connection, d: Dialect, o: JobRequest, *, alone: bool) -> Enqueued:
-    """Insert a job, or deal with the one that holds its key. Never select, then insert: the unique index decides."""
+    """Insert a job, or hand it over to the job that holds its key. The unique index decides, not a select before."""
     row = o.row
     if row.unique_key is None:
         raise ValueError("a job without a unique key")
@@ -179,13 +180,13 @@ def _write_unique(c: Connection, d: Dialect, o: JobRequest, *, alone: bool) -> E
             raise DuplicateJob(
                 f"job {holder.id} ({row.kind}, {holder.state}) already holds unique_key {row.unique_key!r}"
             )
-        if _told_the_holder(c, d, o, holder, alone=alone):
+        if _hand_over(c, d, o, holder, alone=alone):
             return Enqueued(holder.id, created=False)
     raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
 
 
-def _told_the_holder(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder, *, alone: bool) -> bool:
-    """Tell the job that holds the key what was ordered; False if it moved on meanwhile."""
+def _hand_over(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder, *, alone: bool) -> bool:
+    """Let the job that holds the key do what was requested; False if its state has changed meanwhile."""
     row, is_running = o.row, holder.state == "running"
     if (o.while_running != "once_more") if is_running else (o.on_conflict != "replace"):
         return is_running or alone or holder.state == "blocked" or jobs.keep_if_waiting(c, d, holder)
@@ -222,12 +223,12 @@ _COMMITTING: Final = "resilient.committing"  # the hook of the outermost commit 
 
 class _Buffered(NamedTuple):
     what: JobRequest | Ends
-    within: tuple[Any, ...]  # the session's transactions, innermost first, when it was ordered
-    dialect: Dialect  # of its app: there may be two, in two schemas
+    within: tuple[Any, ...]  # the session's transactions at that time, innermost first
+    dialect: Dialect  # of its app: a program may have two apps, in two schemas
 
 
 def join(target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sessions.Wake) -> list[Enqueued]:
-    """Write into the caller's transaction: a sync Session or Connection."""
+    """Write into the transaction of the caller's Session or Connection."""
     target, c = sessions.enter(target, on_commit)
     if isinstance(target, Connection):
         return _write_whole(c, d, ordered)
@@ -253,7 +254,7 @@ def _has_key(o: JobRequest) -> bool:
 async def join_async(
     target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sessions.Wake
 ) -> list[Enqueued]:
-    """Write into the caller's transaction: a Session or Connection, synchronous or not."""
+    """`join` for a Session or Connection that may be asynchronous."""
     target = sessions.unscoped(target)
     if isinstance(target, (AsyncSession, AsyncConnection)):
         return await target.run_sync(join, d, ordered, on_commit)
@@ -263,14 +264,14 @@ async def join_async(
 def buffer(session: Session, d: Dialect, ordered: Iterable[JobRequest], on_commit: sessions.Wake) -> None:
     """Buffer jobs of any sort until the outermost commit, without any I/O now: for `outbox.publish`.
 
-    Only that commit sees what connection the session has: with one that commits each statement, it fails.
+    Only that commit sees the session's connection: if it is in autocommit, the commit raises `InvalidInput`.
     """
     sessions.on_outermost_commit(session, on_commit)
     _buffer(session, d, ordered)
 
 
 def ends(target: Any, d: Dialect, on_commit: sessions.Wake) -> Ends | None:
-    """Collects what ends in the caller's session: lanes and workflows go on with its commit. None: they do at once."""
+    """Collects jobs that end in the caller's session; what waits for them goes on at its commit. None: at once."""
     target = sessions.unscoped(target)
     session = target.sync_session if isinstance(target, AsyncSession) else target
     if not isinstance(session, Session) or isinstance(session.get_bind(), Connection):
@@ -305,16 +306,16 @@ def _buffer(session: Session, d: Dialect, what: Iterable[JobRequest | Ends]) -> 
 
 
 def take_buffered(session: Session, d: Dialect) -> tuple[list[JobRequest], Ends]:
-    """What was buffered for the tables of ``d``: its taker writes it, as the last thing before the commit."""
+    """Remove and return what is buffered for the tables of ``d``; the caller writes it last, before the commit."""
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None:
         return [], Ends()
     buffered = [b for b in pending.waiting if b.dialect.schema == d.schema]
     pending.waiting = [b for b in pending.waiting if b.dialect.schema != d.schema]
-    return _sorted_out(buffered)
+    return _by_sort(buffered)
 
 
-def _sorted_out(waiting: Iterable[_Buffered]) -> tuple[list[JobRequest], Ends]:
+def _by_sort(waiting: Iterable[_Buffered]) -> tuple[list[JobRequest], Ends]:
     ordered, ends = list[JobRequest](), Ends()
     for one in waiting:
         if isinstance(one.what, Ends):
@@ -325,13 +326,13 @@ def _sorted_out(waiting: Iterable[_Buffered]) -> tuple[list[JobRequest], Ends]:
 
 
 class _Pending:
-    """What one session has buffered."""
+    """The jobs and ends that one session has buffered."""
 
     def __init__(self) -> None:
         self.waiting: list[_Buffered] = []
-        self.own_hook = False  # whether the session itself has the hook, after the program's
+        self.own_hook = False  # whether the session has a hook of its own, behind the program's listeners
         self.released: set[Any] = set()  # savepoints whose jobs go on to the outer transaction
-        self.written: Any = None  # the transaction whose jobs are written: what comes now would come too late
+        self.written: Any = None  # the transaction whose jobs are written: it takes no more
 
     def drop(self, over: Any) -> None:
         """Drop the jobs of a transaction that was rolled back."""
@@ -340,7 +341,7 @@ class _Pending:
 
 
 def _before_commit(session: Session) -> None:
-    """The hook, for all sessions; those where the program's own listeners come later have it once more."""
+    """The hook of all sessions; one with a hook of its own, behind the program's listeners, is left to that."""
     pending: _Pending | None = session.info.get(_BUFFER)
     if pending is None or not pending.own_hook:
         _hook(session, pending)
@@ -367,7 +368,7 @@ def _write_buffered(pending: _Pending, session: Session, c: Connection) -> None:
     pending.waiting = [b for b in pending.waiting if not isinstance(b.what, Ends) or b.what.released]
     if pending.waiting:
         for d, waiting in _by_schema(pending.waiting):
-            ordered, ends = _sorted_out(waiting)
+            ordered, ends = _by_sort(waiting)
             driver = through_driver(c)
             write(driver, d, ordered, ended=ends.in_order)
             if ends.released:
@@ -380,7 +381,7 @@ def _by_schema(waiting: Iterable[_Buffered]) -> list[tuple[Dialect, list[_Buffer
     groups: dict[str, tuple[Dialect, list[_Buffered]]] = {}
     for b in waiting:
         groups.setdefault(b.dialect.schema or "", (b.dialect, []))[1].append(b)
-    return [groups[schema] for schema in sorted(groups)]  # one order for all, so that nobody waits in a circle
+    return [groups[schema] for schema in sorted(groups)]  # the same order everywhere, so that there is no deadlock
 
 
 def _is_last(session: Session) -> bool:
@@ -433,7 +434,7 @@ P = TypeVar("P")
 
 
 class Queue:
-    """Takes the jobs of one app. With ``here`` it blocks the calling thread and never suspends."""
+    """Enqueues the jobs of one app. With ``here`` it blocks the calling thread and never suspends."""
 
     def __init__(self, ground: Ground, *, here: bool = False) -> None:
         self._ground, self._here = ground, here

@@ -1,4 +1,4 @@
-"""The declaration of a recurring job, and the job that a tick of it enqueues.
+"""The declaration of a recurring job, and the job that each of its ticks enqueues.
 
 A `Schedule` is a value like a handler: it registers nowhere and is listed in ``Resilient(schedules=[...])``. A mistake
 in it raises an error when the program starts, with the schedule's name in front.
@@ -50,13 +50,13 @@ class Schedule:
 
     Instead of ``resource_key``, ``for_each`` gives each account ticks of its own: a pattern (``"github/*"``) means the
     active connections, those that come later too; an app that keeps the credentials itself gives a function (plain,
-    async, or a generator) that tells the accounts' resource keys, or a collection of them. ``spread`` says over which
-    time behind a tick the accounts' ticks are spread, the same for an account every day: a span, True (the whole time
-    until the next tick; the default of ``every``) or False (all at once; the default of ``cron``).
+    async, or a generator) that returns the accounts' resource keys, or a collection of them. ``spread`` is the time
+    after a tick over which the accounts' ticks are spread, the same for an account every day: a span, True (the whole
+    time until the next tick; the default of ``every``) or False (all at once; the default of ``cron``).
 
-    ``catch_up`` says what becomes of ticks nobody was there for: "latest" runs one job for all of them, "skip" none
-    (unless less than a minute late), "all" one each, at most 100. ``overlap``: "skip" brings no job while the last one
-    is unfinished, "allow" does. ``jitter`` (seconds, timedelta or text) starts each job up to that much later.
+    ``catch_up`` says what becomes of ticks that no worker served in time: "latest" runs one job for all of them, "skip"
+    none (unless less than a minute late), "all" one each, at most 100. ``overlap``: "skip" enqueues no job while the
+    last one is unfinished, "allow" does. ``jitter`` (seconds, timedelta or text) starts each job up to that much later.
     ``priority``, ``max_attempts``, ``expires_in`` and ``tags`` are those of each job, which also gets the tags
     ``schedule`` and ``tick``.
 
@@ -113,7 +113,9 @@ class Schedule:
             raise InvalidInput(
                 "catch_up='all' brings several jobs at once, which overlap='skip' forbids: say overlap='allow'"
             )
-        if self.jitter:
+        if self.jitter in (0, timedelta()):
+            object.__setattr__(self, "jitter", 0.0)
+        else:
             object.__setattr__(self, "jitter", _span_of("jitter", self.jitter))
         if reserved := schedule.RESERVED_TAGS & set(self.tags or ()):
             raise InvalidInput(f"the tag {min(reserved)!r} is written by the schedule itself")
@@ -149,7 +151,7 @@ class Schedule:
 
     @property
     def accounts(self) -> str:
-        """``for_each`` in words."""
+        """``for_each`` as text: the pattern, the function's name or "listed"; empty without it."""
         return _in_words(self.for_each)
 
     @property
@@ -158,7 +160,7 @@ class Schedule:
         return self.handler.kind if isinstance(self.handler, Kind) else self.handler
 
     def spec(self, encoder: Encoder) -> Spec:
-        """What its row stores. Raises the error that enqueueing its job would raise."""
+        """The part of it that its row stores. Raises the error that enqueueing its job would raise."""
         with _naming(self.name):
             row = encoder.encode(
                 self.kind, self.payload, self.resource_key or "any", priority=self.priority, tags=self.tags,
@@ -177,7 +179,7 @@ class Schedule:
 
 
 def _span_of(option: str, value: str | float | timedelta) -> float:
-    """Seconds; raises `InvalidInput` for more than ten years, which no database could count from now."""
+    """A span in seconds. Raises `InvalidInput` for more than ten years: a time that far ahead may fit no database."""
     span = seconds(value)
     if span > _LONGEST.total_seconds():
         raise InvalidInput(f"{option}={value!r} is longer than ten years")
@@ -185,7 +187,7 @@ def _span_of(option: str, value: str | float | timedelta) -> float:
 
 
 def _in_words(source: ForEach | None) -> str:
-    """The accounts of ``for_each`` as a row stores and a person reads them."""
+    """``for_each`` as a row stores it and a person reads it."""
     if source is None or isinstance(source, str):
         return source or ""
     return getattr(source, "__name__", type(source).__name__).strip("<>") if callable(source) else "listed"
@@ -213,7 +215,10 @@ def by_name(declared: Iterable[Schedule]) -> dict[str, Schedule]:
 
 
 def job_of(row: Row, tick: datetime | None, roll: float, *, account: str = "") -> JobRequest:
-    """The job of a tick; ``account``: of a schedule ``for_each`` account; ``tick`` None: a person runs it now."""
+    """The job of a tick; without a ``tick``, of a run by hand. ``account``: its key, if the schedule is `for_each`.
+
+    ``roll``, from 0 to 1, is the job's part of the jitter.
+    """
     t, key = row.spec.template, schedule.unique_key(row.name, row.spec, tick, account)
     job = NewJob(
         id=uuid7(), kind=row.kind, resource_key=account or t.resource_key, payload=t.payload,

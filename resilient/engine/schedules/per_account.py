@@ -1,7 +1,7 @@
 """Schedules `for_each` account: the list of the accounts, and the jobs of those whose tick is due.
 
 Twice a minute the worker that wins the schedule's row reads the accounts: the usable connections that match the
-pattern, or the keys that the program's function returns (called outside of any transaction, because it may send
+pattern, or the keys that the program's function returns (it is called outside of any transaction, because it may send
 requests). Changes are written in batches. A new account begins with its next tick. An account that was revoked, or that
 must be connected again, has no ticks until it is connected.
 
@@ -51,15 +51,15 @@ ACCOUNTS: Final = 1_000  # that come or go in one transaction
 
 
 async def serve(database: Database, declared: Schedule, roll: float) -> int:
-    """Enqueue the jobs of one schedule's accounts that are due; returns how many jobs are new."""
+    """Enqueue the jobs of one schedule's accounts that are due; returns how many were inserted."""
     run = database.transaction
-    if await run(_elect, declared.name):
+    if await run(_is_reader, declared.name):
         try:
             async with asyncio.timeout(PATIENCE):
-                await _look(database, declared)
+                await _update_accounts(database, declared)
         except DatabaseUnreachable:
             raise
-        except Exception:  # the accounts of the last reading still have their ticks
+        except Exception:  # the accounts of the last reading keep their ticks
             log.exception("schedule %s: its accounts cannot be told; it goes on with those it knows", declared.name)
     enqueued, more = 0, True
     while more:
@@ -71,8 +71,8 @@ async def serve(database: Database, declared: Schedule, roll: float) -> int:
 # -- the accounts ------------------------------------------------------------------------------------------------------
 
 
-def _elect(c: Connection, d: Dialect, name: str) -> bool:
-    """Whether this worker is to read the accounts now."""
+def _is_reader(c: Connection, d: Dialect, name: str) -> bool:
+    """Whether this worker is to read the accounts now; if so, the others leave it alone for `LOOK_AGAIN`."""
     if (due := schedules.lock_if_due(c, d, name, for_each=True)) is None:
         return False
     row, now = due
@@ -82,7 +82,8 @@ def _elect(c: Connection, d: Dialect, name: str) -> bool:
     return True
 
 
-async def _look(database: Database, declared: Schedule) -> None:
+async def _update_accounts(database: Database, declared: Schedule) -> None:
+    """Read the accounts, and write which of them are new and which are gone."""
     current, before, run = set[str](), set[str](), database.transaction
     async for keys in _keys(database, declared.for_each):
         current.update(keys)
@@ -91,9 +92,9 @@ async def _look(database: Database, declared: Schedule) -> None:
         before.update(page)
         after = page[-1]
     for keys in _batches(sorted(before - current)):
-        await run(_leave, declared.name, keys)
+        await run(_remove, declared.name, keys)
     for keys in _batches(sorted(current - before)):
-        await run(_join, declared.name, keys)
+        await run(_add, declared.name, keys)
 
 
 async def _keys(database: Database, source: Any) -> AsyncIterator[Iterable[str]]:
@@ -110,7 +111,7 @@ async def _keys(database: Database, source: Any) -> AsyncIterator[Iterable[str]]
 
 
 async def _keys_of(source: Any) -> AsyncIterator[str]:
-    """The keys of a function (plain, async, or a generator of either sort) or of a collection."""
+    """The keys that a function (plain, async, or a generator of either sort) returns, or those of a collection."""
     answer = source
     if inspect.isasyncgenfunction(source):
         answer = source()
@@ -132,7 +133,7 @@ async def _keys_of(source: Any) -> AsyncIterator[str]:
 
 
 def _call(source: Callable[[], Any]) -> Any:
-    """The keys of a plain function or generator, which runs in a thread because it may use a database."""
+    """The keys that a plain function or generator returns. It runs in a thread, because it may use a database."""
     answer = source()
     return list(answer) if isinstance(answer, Iterator) else answer
 
@@ -141,12 +142,12 @@ def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
     return (keys[start : start + ACCOUNTS] for start in range(0, len(keys), ACCOUNTS))
 
 
-def _leave(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
+def _remove(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
     if schedules.lock(c, d, name) is not None:
         schedule_accounts.remove(c, d, name, keys)
 
 
-def _join(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
+def _add(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
     """Insert new accounts with their first ticks; the schedule is due when the first of them is."""
     if (row := schedules.lock(c, d, name)) is None or not row.spec.for_each:
         return
@@ -162,14 +163,14 @@ def _join(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
 
 
 def _serve(c: Connection, d: Dialect, name: str, roll: float) -> tuple[int, bool]:
-    """Enqueue the jobs of some accounts that are due; returns how many are new, and whether more may be due."""
+    """Enqueue the jobs of some accounts that are due; returns how many were inserted, and whether more may be due."""
     if (pair := schedules.lock_if_due(c, d, name, for_each=True)) is None:
         return 0, False
     row, now = pair
     most = JOBS // cron.MOST if row.spec.catch_up == "all" else JOBS
     by_pattern = "*" in row.spec.for_each or "?" in row.spec.for_each
     due = schedule_accounts.due(c, d, name, now, most, connected_only=by_pattern)
-    moved, made = _decided(row, due, now, roll)
+    moved, made = _next_ticks(row, due, now, roll)
     new = _insert(c, d, made)
     last = {one.resource_key: one.id for one in made if one.id in new}
     before = [Earlier(one.unended, one.key) for one in due if one.unended is not None and one.key in last]
@@ -187,7 +188,7 @@ def _serve(c: Connection, d: Dialect, name: str, roll: float) -> tuple[int, bool
     return len(new), more
 
 
-def _decided(
+def _next_ticks(
     row: schedules.Row, due: Sequence[schedule_accounts.Due], now: datetime, roll: float
 ) -> tuple[list[Moved], list[NewJob]]:
     """The next ticks of accounts that are due, and their jobs; an account that cannot be used gets no job."""
@@ -206,12 +207,12 @@ def _decided(
 
 
 def _insert(c: Connection, d: Dialect, made: Sequence[NewJob]) -> set[Any]:
-    """Insert jobs; returns the ids of the new ones: an account whose last job is unfinished gets no new one."""
+    """Insert jobs and return the ids of those inserted: an account with an unfinished job gets no other."""
     return jobs.insert_unique(c, d, sorted(made, key=lambda job: job.unique_key or "")) if made else set()
 
 
 def require(c: Connection, d: Dialect, name: str, account: str) -> None:
-    """Raise `InvalidInput` for an account that the schedule does not have."""
+    """Raise `InvalidInput` if the account is not one of the schedule's."""
     if schedule_accounts.find(c, d, name, resource_key.check_stored(account)) is None:
         raise InvalidInput(
             f"{account} is not among the accounts of schedule {name!r}: `resilient schedules show {name}` lists them;"

@@ -1,8 +1,9 @@
 """Connections: which grant a resource uses, people on a provider's consent page, accounts without usable credentials.
 
-An account lacks them if it was never connected, or if no key at hand opens its secrets. Its gate is shut then: its jobs
-wait parked, uncharged, until somebody connects the account or brings the key. Whoever shuts the gate looks again under
-the lock of the resource row, which connecting takes last, so that an account connected at the same moment stays open.
+An account has no usable credentials if it was never connected, or if no key of the workers opens its secrets. Its gate
+is shut then: its jobs wait parked, uncharged, until somebody connects the account or adds the key. A worker that shuts
+the gate checks again under the lock of the resource row, which connecting takes last: an account that is connected at
+the same moment stays open.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ class Bound:
 
 
 def find(c: Connection, d: Dialect, key: str) -> Bound | None:
-    """The connection of a resource."""
+    """The connection of a resource, if there is one."""
     return next(iter(_select(c, d, "n.resource_key = :key", {"key": key})), None)
 
 
 def lock(c: Connection, d: Dialect, key: str) -> Bound | None:
-    """The connection of a resource, its grant locked."""
+    """The connection of a resource, if there is one, with its grant locked."""
     return lock_all(c, d, {key}).get(key)
 
 
 def lock_all(c: Connection, d: Dialect, keys: Collection[str]) -> dict[str, Bound]:
-    """The connections of these resources as far as there are any, their grants locked.
+    """The existing connections of these resources, by key, with their grants locked.
 
-    A resource may come to use another grant before its own is locked; then that one is locked, too.
+    If a resource was bound to another grant before its own was locked, that grant is locked, too.
     """
     locked: set[UUID] = set()
     while True:
@@ -73,17 +74,17 @@ def lock_all(c: Connection, d: Dialect, keys: Collection[str]) -> dict[str, Boun
 
 
 def give_up(c: Connection, d: Dialect, key: str) -> Grant | None:
-    """`grants.give_up` of the grant that a resource uses at this moment: it may have left another one's just before."""
+    """`grants.give_up` of the grant that a resource uses now: it may have used another one until just before."""
     bound = lock(c, d, key)
     return None if bound is None else grants.give_up(c, d, bound.grant.id)
 
 
 def find_all(c: Connection, d: Dialect, *, under: str | None, state: str | None, after: str, limit: int) -> list[Bound]:
-    """Connections in key order, behind ``after``: those of a provider (``under``), in one state."""
+    """The next connections in key order behind ``after``: of a provider (``under``), with grants in one state."""
     where, params = "n.resource_key > :after_key", {"after_key": after, "limit": limit}
     if under is not None:
         where += " AND n.resource_key >= :low AND n.resource_key < :high"
-        params |= {"low": f"{under}/", "high": f"{under}0"}
+        params |= {"low": f"{under}/", "high": f"{under}0"}  # 0 is the character after /
     if state is not None:
         where += " AND g.state = :state"
         params["state"] = state
@@ -96,7 +97,7 @@ def of_grant(c: Connection, d: Dialect, id_: UUID) -> list[Bound]:
 
 
 def set_seal(c: Connection, d: Dialect, key: str, seal: str | None) -> None:
-    """Sign a connection as it is; the caller has locked its grant."""
+    """Write the seal of a connection; the caller has locked its grant."""
     d.run(c, "UPDATE {connection} SET seal = :seal WHERE resource_key = :key", {"key": key, "seal": seal})
 
 
@@ -134,7 +135,7 @@ def bind(
 def bind_if_new(
     c: Connection, d: Dialect, key: str, grant_id: UUID, details: Mapping[str, str], *, seal: str | None = None
 ) -> bool:
-    """Connect a resource that has no connection, and open its gate; False if it has one, perhaps only just now."""
+    """Connect a resource that has no connection, and open its gate; False if it has one by now."""
     made = _insert(c, d, key, grant_id, details, seal, "NOTHING")
     if made:
         gates.set_auth(c, d, key, "ok")
@@ -171,7 +172,7 @@ def _insert(
 
 
 def expect(c: Connection, d: Dialect, id_: str, key: str, secrets: str, until: datetime) -> None:
-    """Note that somebody was sent to the provider; forget those who never came back, and an account's oldest ones."""
+    """Note that somebody was sent to the provider; delete expired notes, and an account's oldest beyond the bound."""
     now = d.now(c)
     d.run(c, "DELETE FROM {authorization} WHERE expires_at < :now", {"now": now})
     d.run(
@@ -188,7 +189,7 @@ def expect(c: Connection, d: Dialect, id_: str, key: str, secrets: str, until: d
 
 
 def arrived(c: Connection, d: Dialect, id_: str, lasts: timedelta) -> tuple[str, str, bool, datetime] | None:
-    """Use up an expected return: (resource key, secrets, whether it came in time, the time).
+    """Use up an expected return, once: (resource key, secrets, whether it is in time, now); None if there is none.
 
     Its row stays without secrets, for ``lasts``, until its account is connected: see `end_return`.
     """
@@ -215,7 +216,7 @@ def end_return(c: Connection, d: Dialect, id_: str) -> bool:
 
 
 def shut_unconnected(c: Connection, d: Dialect, key: str, *, tell: bool) -> bool:
-    """Shut the gate of an account without a connection; False if it has one by now, or another job has shut it.
+    """Shut the gate of an account without a connection; False if it has one by now, or the gate is shut already.
 
     ``tell``: write the alert, too.
     """
@@ -229,7 +230,7 @@ def shut_unconnected(c: Connection, d: Dialect, key: str, *, tell: bool) -> bool
 
 
 def shut_unreadable(c: Connection, d: Dialect, key: str, grant_id: UUID, version: int, *, tell: bool) -> bool:
-    """Shut the gate of an account whose secrets no key here opens; False if they changed meanwhile, or are dead."""
+    """Shut the gate of an account whose secrets no key here opens; False if they changed, or their grant is dead."""
     before = gates.lock_auth(c, d, key)
     grant = grants.read(c, d, grant_id)
     if grant is None or grant.version != version or grant.state not in USABLE:
@@ -241,7 +242,7 @@ def shut_unreadable(c: Connection, d: Dialect, key: str, grant_id: UUID, version
 
 
 def note_left(c: Connection, d: Dialect, key: str, error: str) -> None:
-    """Note that a worker leaves an account to others, because it lacks a key; not if a program holds its row."""
+    """Note that a worker without the key leaves an account to others, unless another transaction locks its row."""
     d.run(
         c,
         "UPDATE {resource} SET last_error = :error, last_error_kind = :kind, last_error_code = :code,"
