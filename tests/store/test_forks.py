@@ -5,6 +5,7 @@ closed then is not used in the child.
 """
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sqlite3
@@ -30,6 +31,7 @@ def in_child(work):
         return pid
     status = 1
     try:
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)  # shows where it stands, and ends it
         signal.alarm(30)  # who waits for an answer that another process has read waits for ever
         work()
         status = 0
