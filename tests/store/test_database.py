@@ -553,3 +553,11 @@ def test_a_file_that_is_no_database_and_a_host_that_is_none_are_named(tmp_path):
     ):
         with pytest.raises(DatabaseUnreachable, match=says.replace("(correct", r"\(correct")):
             Database(address).transaction_sync(lambda c, d: d.now(c))
+
+
+def test_a_check_creates_no_file_of_an_address_in_the_form_of_sqlite(tmp_path):
+    database = Database(f"sqlite:///file:{tmp_path}/typo.db?uri=true")
+    with pytest.raises(DatabaseUnreachable, match="does not exist"):
+        schema.check_sync(database)
+    database.close_sync()
+    assert list(tmp_path.iterdir()) == []

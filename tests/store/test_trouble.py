@@ -40,3 +40,36 @@ def test_a_mistake_of_a_statement_is_no_trouble():
     with engine.connect() as c, pytest.raises(sa.exc.DBAPIError) as refusal:
         c.exec_driver_sql("SELECT nothing FROM nowhere")
     assert not trouble.is_of_database(refusal.value)
+
+
+@pytest.mark.parametrize("statement", ["SELECT * FROM connections", "SELECT connected_at FROM sqlite_master"])
+def test_a_name_that_sounds_like_trouble(statement):
+    engine = sa.create_engine("sqlite://")
+    trouble.mark_errors_of(engine)
+    with engine.connect() as c, pytest.raises(sa.exc.DBAPIError) as refusal:
+        c.exec_driver_sql(statement)
+    assert not trouble.is_of_database(refusal.value)
+
+
+def test_a_trigger_that_speaks_of_connections():
+    engine = sa.create_engine("sqlite://")
+    trouble.mark_errors_of(engine)
+    with engine.begin() as c:
+        c.exec_driver_sql("CREATE TABLE own (a)")
+        c.exec_driver_sql(
+            "CREATE TRIGGER most BEFORE INSERT ON own BEGIN SELECT RAISE(ABORT, 'too many connections'); END"
+        )
+    with engine.begin() as c, pytest.raises(sa.exc.DBAPIError) as refusal:
+        c.exec_driver_sql("INSERT INTO own VALUES (1)")
+    assert not trouble.is_of_database(refusal.value)
+
+
+@pytest.mark.parametrize("value", ["too many connections", "too many clients", "remaining connection slots"])
+def test_a_value_that_sounds_like_trouble(postgres_url, value):
+    engine = sa.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    trouble.mark_errors_of(engine)
+    with engine.connect() as c, pytest.raises(sa.exc.DBAPIError) as refusal:
+        c.execute(sa.text("SELECT CAST(CAST(:value AS text) AS int)"), {"value": value})
+    engine.dispose()
+    assert value in str(refusal.value.orig)
+    assert not trouble.is_of_database(refusal.value)

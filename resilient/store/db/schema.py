@@ -44,10 +44,10 @@ HOME: Final = Path(__file__).parent / "migrations"
 LOCK_TIMEOUT: Final = 5  # seconds a change of a table may wait for a transaction that uses it
 _TURN_TIMEOUT: Final = 300  # seconds to wait for another process that is upgrading
 _LOCK: Final = 0x7265_7369_6C69_656E  # "resilien"; advisory locks are numbers, private to one database
-_POSTGRESQL: Final = (13,)
+_OLDEST_POSTGRESQL: Final = (13,)
 _SINCE: Final = re.compile(r"\d{1,9}_since_(?P<oldest>\d{1,9})", re.ASCII)  # of a revision that older code can work on
 _REVISION: Final = re.compile(r'^revision\b[^=\n]* = "(?P<revision>\w+)"', re.ASCII | re.MULTILINE)
-_SQLITE: Final = (3, 38)  # RETURNING, and JSON's arrows
+_OLDEST_SQLITE: Final = (3, 38)  # RETURNING, and JSON's arrows
 
 
 # -- from a Database -----------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _create_schema(c: Connection, name: str) -> None:
 
 
 def _is_ahead(c: Connection, present: str | None, scripts: ScriptDirectory) -> bool:
-    """Whether the tables are newer than this code, and for it all the same. Raises `SchemaTooNew` if they are not."""
+    """Whether the tables are newer, and this code can work on them. Raises `SchemaTooNew` if it cannot."""
     if present is None or present in {script.revision for script in scripts.walk_revisions()}:
         return False
     since = _SINCE.fullmatch(present)
@@ -248,7 +248,7 @@ def _is_ahead(c: Connection, present: str | None, scripts: ScriptDirectory) -> b
 
 def _supported(c: Connection, d: Dialect) -> None:
     version = c.dialect.server_version_info or ()
-    needed = _POSTGRESQL if d.is_postgresql else _SQLITE
+    needed = _OLDEST_POSTGRESQL if d.is_postgresql else _OLDEST_SQLITE
     if version < needed:
         name = "PostgreSQL" if d.is_postgresql else "SQLite"
         numbers, least = ".".join(map(str, version)), ".".join(map(str, needed))
@@ -287,8 +287,8 @@ def missing_tables_explained(c: Connection, d: Dialect) -> Iterator[None]:
 
 
 def _existing(database: Database) -> None:
-    """Raise if the SQLite file is missing: opening it would create a file of any mistyped path."""
-    path = database.file
+    """Raise `DatabaseUnreachable` if the SQLite file is missing: to open a mistyped path would create it."""
+    path = database.disk
     if path is not None and not path.exists():
         raise DatabaseUnreachable(
             f"the database file {path} does not exist: `{database.dialect.upgrade_with}` creates it; or correct the"

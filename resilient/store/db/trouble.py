@@ -2,11 +2,12 @@
 
 A job that meets it is charged nothing, so what counts as trouble is decided here, once, for every way to the database.
 PostgreSQL's states are those of its documentation, appendix A ("PostgreSQL Error Codes"); before a session there is
-only a text. SQLite has texts alone.
+only a text. SQLite has texts alone. A text is read only where no state is, because others quote names and values.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -41,20 +42,31 @@ def is_trouble(error: DBAPIError) -> bool:
     """Whether the database could not serve, whatever the statement was."""
     if error.connection_invalidated or is_busy(error):
         return True
-    state, text = getattr(error.orig, "sqlstate", None) or "", str(error.orig)
-    name = type(error.orig).__name__
+    state, name = getattr(error.orig, "sqlstate", None) or "", type(error.orig).__name__
     return (
         state.startswith(_CLASSES)
         or state == _READ_ONLY
         or name == "ConnectionTimeout"
-        or (name == "OperationalError" and not state and any(sign in text for sign in _UNREACHED))
-        or (name in ("OperationalError", "DatabaseError") and any(sign in text for sign in _SQLITE))
+        or _says(error, _UNREACHED)
+        or (
+            not state
+            and name in ("OperationalError", "DatabaseError")
+            and any(sign in str(error.orig) for sign in _SQLITE)
+        )
     )
 
 
 def is_busy(error: DBAPIError) -> bool:
     """Whether every connection the server has is taken."""
-    return getattr(error.orig, "sqlstate", None) == "53300" or any(sign in str(error.orig) for sign in _BUSY)
+    return getattr(error.orig, "sqlstate", None) == "53300" or _says(error, _BUSY)
+
+
+def _says(error: DBAPIError, signs: tuple[str, ...]) -> bool:
+    """Whether a server refused to connect with one of these texts; SQLite has no server, and quotes names."""
+    orig = error.orig
+    if isinstance(orig, sqlite3.Error) or type(orig).__name__ != "OperationalError" or getattr(orig, "sqlstate", None):
+        return False
+    return any(sign in str(orig) for sign in signs)
 
 
 def is_read_only(error: DBAPIError) -> bool:
@@ -79,8 +91,8 @@ def is_of_database(error: BaseException) -> bool:
 
 def mark_errors_of(engine: Engine) -> None:
     """Mark the errors of this engine that are its database's trouble; see `is_of_database`."""
-    if engine.dialect not in _HEARD:  # not `event.contains`, which takes an engine for one that had its address before
-        _HEARD.add(engine.dialect)
+    if engine.dialect not in _MARKED:  # not `event.contains`, which takes an engine for one that had its address before
+        _MARKED.add(engine.dialect)
         event.listen(engine, "handle_error", _note)
 
 
@@ -113,4 +125,4 @@ def mark_own(error: BaseException) -> None:
 
 
 _NOTE: Final = "_resilient_trouble"
-_HEARD: Final[WeakSet[Dialect]] = WeakSet()  # engines that share a dialect share its listeners
+_MARKED: Final[WeakSet[Dialect]] = WeakSet()  # engines that share a dialect share its listeners
