@@ -1,7 +1,7 @@
 """Events: those of the outbox are jobs on ``outbox/<destination>``, and here are the questions that look into them.
 
-A type is looked for within what the other conditions leave over, so ask for a time or a destination too. Below: what
-consumers took already.
+A type is looked for within what the other conditions leave over, so ask for a time or a destination too. Below: the
+inbox, the messages that consumers have taken.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ def prune_inbox(c: Connection, d: Dialect, before: datetime, limit: int) -> tupl
     A key may have taken one for as long as `TOUCHED` after the time in its row.
     """
     params = {"before": before, "limit": limit}
-    gone = d.run(c, f"DELETE FROM {{inbox}} WHERE {_old(d, '{inbox}', 'seen_at')}", params).rowcount
+    messages = d.run(c, f"DELETE FROM {{inbox}} WHERE {_old(d, '{inbox}', 'seen_at')}", params).rowcount
     params["before"] = add(before, -TOUCHED)
     keys = d.run(c, f"DELETE FROM {{inbox_key}} WHERE {_old(d, '{inbox_key}', 'updated_at')}", params).rowcount
-    return int(gone), max(gone, keys) >= limit
+    return int(messages), max(messages, keys) >= limit
 
 
 def _old(d: Dialect, table: str, at: str) -> str:
@@ -210,7 +210,7 @@ def _old(d: Dialect, table: str, at: str) -> str:
 
 
 def count_inbox(c: Connection, d: Dialect, before: datetime, limit: int) -> int:
-    """How many messages `prune` would forget, counted up to ``limit``."""
+    """How many messages `prune_inbox` would forget, counted up to ``limit``."""
     number: int = d.run(
         c,
         "SELECT count(*) FROM (SELECT 1 FROM {inbox} WHERE seen_at < :before LIMIT :limit) AS old",

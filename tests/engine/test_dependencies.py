@@ -224,6 +224,23 @@ class TestEndsOtherwise:
         app.sync.jobs.delete(a)
         assert (states(app, b), edges(app)) == ("cancelled", 0)
 
+    async def test_whoever_is_cancelled_over_a_deleted_blocker_is_none_itself(self, app):
+        """It is there, keeps what else it waits for, and its followers read what became of it."""
+        a, other = put(app, "dies"), put(app, 1, delay=3600)
+        b = put(app, 2, after=[a, other], on_dead="wait")
+        c = put(app, 3, after=b)
+        d = put(app, 4, after=b, on_dead="wait")
+        await drain(app)
+        app.sync.jobs.delete(a)
+        assert states(app, b, c, d) == "cancelled cancelled blocked"
+        jobs = [app.sync.jobs.get(id_) for id_ in (b, c)]
+        assert [job.last_error_code for job in jobs] == ["blocker_gone", "blocker_cancelled"]
+        app.sync.jobs.retry(b)
+        assert await drain(app) == ["dies"]
+        assert states(app, b, d) == "blocked blocked"
+        app.sync.jobs.edit(other, delay=0)
+        assert await drain(app) == ["dies", 1, 2, 4]
+
     async def test_waiting_jobs_go_on_once_it_is_retried(self, app):
         a = put(app, "dies")
         b = put(app, 2, after=a, on_dead="wait")
@@ -535,3 +552,19 @@ async def test_a_bulk_retry_of_many_batches_keeps_a_follower_behind_its_blocker(
     ran = await drain(app)
     assert sorted(ran) == ([1, 2, 3, 4, 5] if limit is None else [1, 2, 3, 4])
     assert ran.index(1) < ran.index(2)
+
+
+async def test_a_repair_reads_all_edges_of_a_job_with_more_than_a_window(app, monkeypatch):
+    blockers = [put(app, n, delay=3600) for n in range(5)]
+    waiting = put(app, "waits", after=blockers)
+    monkeypatch.setattr(dependencies, "WINDOW", 2)
+
+    def break_the_last(c, d):
+        d.run(c, "UPDATE {job} SET followed = false WHERE id = :id", {"id": d.id(UUID(str(blockers[-1])))})
+
+    app.database.transaction_sync(break_the_last)
+    walk, rounds, stranded = dependencies.Walk(), 0, []
+    while not rounds or walk != dependencies.Walk():
+        jobs, walk = app.database.transaction_sync(lambda c, d, walk=walk: dependencies.repair(c, d, walk, d.now(c)))
+        stranded, rounds = [*stranded, *jobs], rounds + 1
+    assert (stranded, rounds) == ([UUID(str(waiting))], 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from resilient.engine.alerts import AWAY, STEADY
 from resilient.engine.ground.counts import Counts
 from resilient.engine.run import heartbeat
 from resilient.engine.run.heartbeat import DatabaseLink, Heartbeat
+from tests.helpers import until
 
 
 @handler("nothing")
@@ -173,3 +176,18 @@ async def test_a_beat_under_way_is_no_news(app, outage):
     beats._report(1000.0 + STEADY + 0.2, heartbeat.TICK)
     assert await news(app) == [BEGUN, OVER]
     assert not link.is_cut_off
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_worker_that_ends_before_the_database_was_there_keeps_no_outage_open(how, clock):
+    told = []
+    app = Resilient("postgresql://nobody@127.0.0.1:1/none", handlers=[nothing], alerts=[told.append], clock=clock.now)
+    app.told, worker, outage, seconds = told, app.worker(), app.alerts.outage, itertools.count(0, AWAY)
+    worker.monotonic = lambda: float(next(seconds))
+    task = asyncio.create_task(worker.run(signals=False))
+    await until(lambda: outage.alert is not None)
+    worker.stop() if how == "stop" else task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    outage.answered("another", 0.0)
+    assert await news(app) == [BEGUN, OVER]
+    await app.close()

@@ -253,6 +253,12 @@ async def test_kinds_that_no_worker_can_take(app, options, words):
         app.worker(**options)
 
 
+@pytest.mark.parametrize("lease", [0, 0.5, -1, float("nan"), float("inf"), "60", None])
+async def test_a_lease_that_ends_between_two_beats_is_refused(app, lease):
+    with pytest.raises(SetupError, match="lease is a number of seconds from 1 to 100,000,000"):
+        app.worker(lease=lease)
+
+
 async def test_expired_jobs_die_with_a_reason(app, clock):
     done = await app.enqueue(ok, {}, resource_key="p/1", expires_at=clock.now() + timedelta(seconds=5))
     clock.advance(6)

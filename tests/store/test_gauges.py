@@ -98,3 +98,11 @@ async def test_its_cost_does_not_grow_with_what_waits(app, database):
     many = rows()
     assert many[0] == 20 - 1 + 100, "of an account a hundred are counted"
     assert many[1] <= few[1] + 400
+
+
+async def test_on_sqlite_no_more_ready_jobs_are_read_than_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(gauges, "COUNTED", 3)
+    app = Resilient(f"sqlite:///{tmp_path}/gauges.db", handlers=[work])
+    await app.enqueue_many(work, [None] * 5, resource_key="a/1")
+    assert runnable(app.database) == {("a", "k"): 3}
+    await app.close()

@@ -219,6 +219,33 @@ def test_a_commit_wakes_on_sqlite(sqlite_url):
     listener.close()
 
 
+def test_a_waker_that_was_closed_while_it_connected_ends_although_another_began(postgres_url, monkeypatch):
+    database, heard, proceeds = Database(postgres_url), threading.Event(), threading.Event()
+    listener, waker = Listener(database, heard.set), Waker(database)
+    listener.start()
+    assert heard.wait(LIMIT)
+    heard.clear()
+    connect, connects = wake._autocommit, threading.Event()
+
+    def slowly_at_first(*args):
+        if not connects.is_set():
+            connects.set()
+            proceeds.wait(LIMIT)
+        return connect(*args)
+
+    monkeypatch.setattr(wake, "_autocommit", slowly_at_first)
+    waker.poke()
+    first = waker.end()
+    assert connects.wait(LIMIT)
+    waker.poke()
+    assert heard.wait(LIMIT)  # from the second, which has cleared the event that both share
+    proceeds.set()
+    first.join(LIMIT)
+    assert not first.is_alive()
+    waker.close()
+    listener.close()
+
+
 def test_a_database_that_does_not_answer_hurts_nobody():
     database = Database("postgresql://postgres@127.0.0.1:1/nowhere")
     waker = Waker(database)

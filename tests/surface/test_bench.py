@@ -150,6 +150,22 @@ def test_a_crew_does_not_wait_for_the_rest_when_one_fails():
         run_crew(one_dies, 2, numbered=True)
 
 
+def test_a_process_that_cannot_be_started_is_what_the_error_says(monkeypatch):
+    process, crew = multiprocessing.get_context("spawn").Process, []
+    real = process.start
+
+    def start(self):
+        if crew:
+            raise BlockingIOError("no more processes")
+        crew.append(self)
+        real(self)
+
+    monkeypatch.setattr(process, "start", start)
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        run_crew(one_dies, 3, numbered=True)
+    assert crew[0].exitcode is not None
+
+
 @pytest.mark.parametrize(("task", "message"), [(failing, "no good"), (dying, "died")])
 def test_a_crew_that_fails_says_so(task, message):
     with pytest.raises(BenchFailed, match=message):

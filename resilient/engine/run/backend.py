@@ -3,8 +3,8 @@
 `Wire` has what all jobs of a worker send through, one pool of connections; `HandlerBackend` is one execution's.
 
 `JobHooks` is what the engine does around each request of a job: the gate admits it, its mark is committed on the
-job's row, its answer is told to the gate; the account's credentials are added where the provider's hosts are asked,
-and refreshed where they are refused. Requests of threads come to the worker's event loop for this.
+job's row, its answer is reported to the gate. The account's credentials are added to requests to the provider's hosts,
+and refreshed when they are refused. For a request of a thread this runs on the worker's event loop.
 """
 
 from __future__ import annotations
@@ -103,29 +103,29 @@ class Wire:
         return self._pools.get(provider.name, self.pool)
 
     async def prepare(self, execution: Execution) -> None:
-        """See that the request log of a job is known before its handler asks for a client.
+        """Make the request log of a job before its handler asks for a client.
 
-        Only where the account has an address or headers of its own: their lookup would cost the others a read a job.
+        Only where accounts have an address or headers of their own: looking them up costs each job a read.
         """
         if execution.resource_key.partition("/")[0] in self.scattered:
             with InEngine(execution):
                 await self._located(execution, execution.resource_key)
 
     def lines_up(self, execution: Execution) -> bool:
-        """Whether it waits for the place of its first request before its handler is called.
+        """Whether an execution reserves the place of its first request before its handler is called.
 
-        It does if throttles taught a limit of its resource, and handlers of its kind begin with a request.
+        It does if a limit of its resource was learnt from throttles, and handlers of its kind begin with a request.
         """
         kind, alone = execution.row.kind, execution.run is None and not execution.probes
         return alone and kind in self._habits and self.gate.is_taught(self._first_of(execution))
 
     def _first_of(self, execution: Execution) -> str:
-        """What its first request counts for, as far as is known."""
+        """The resource key that its first request counts for, as far as is known."""
         names, key = self.gate.names, execution.resource_key
         return names.first_of(key, execution.row.kind) if names.roots else key
 
     async def line_up(self, execution: Execution) -> None:
-        """Wait for that place, unless the database is away. Raises `ResourceStopped`."""
+        """Reserve that place and wait for it, unless the database is away. Raises `ResourceStopped`."""
         try:
             with InEngine(execution):
                 key, cost = self._first_of(execution), self._habits[execution.row.kind]
@@ -179,12 +179,12 @@ class Wire:
     ) -> RequestLog:
         prefix = "" if key == execution.resource_key else f"{key} "
         hooks = JobHooks(self, execution, key)
-        made = RequestLog(hooks, self.provider_of(key), base_url, headers, prefix=prefix, tracing=self._tracing)
-        execution.request_logs = {**execution.request_logs, key: made}
-        return made
+        request_log = RequestLog(hooks, self.provider_of(key), base_url, headers, prefix=prefix, tracing=self._tracing)
+        execution.request_logs = {**execution.request_logs, key: request_log}
+        return request_log
 
     def ended(self, execution: Execution, outcome: Outcome) -> None:
-        """An execution is over: what no request said about its resource, its outcome does."""
+        """An execution is over: report its outcome to the gate; give back its place and elected probes."""
         gate = self.gate
         if execution.reservation is not None:
             gate.release(execution.reservation)
@@ -276,7 +276,7 @@ class HandlerBackend(Branch):
         execution = self._execution
         gate = execution.context.gate
         ticket = await gate.admit(execution.resource_key, probes=execution.probes)
-        gate.abandoned(ticket)  # the outcome is counted
+        gate.abandoned(ticket)  # the gate counts the job's outcome instead
         try:
             execution.require_running()
             value = await last_look()
@@ -392,7 +392,7 @@ class HandlerBackend(Branch):
         return await results_of(execution.db, execution.context.ground.kinds, job_id, step, self._open_session())
 
     def _open_session(self) -> Any:
-        """That of the job's transaction: with one writer at a time, another one would wait for it for ever."""
+        """The session of the job's transaction: with one writer at a time, another one would wait for ever."""
         work = self._execution.work
         return None if work is None or work.opened is None else work.opened.session
 
@@ -441,13 +441,13 @@ class JobHooks:
             began = time.perf_counter()
             state = await patiently(execution, admit)
             if (place := state.place) is not None:
-                counts, early = execution.context.ground.counts, execution.reservation
-                waited = early.waited if early is not None and early.place is place else 0.0
+                counts, reservation = execution.context.ground.counts, execution.reservation
+                waited = reservation.waited if reservation is not None and reservation.place is place else 0.0
                 counts.draws[counts.provider_of(request.key)].observe(waited + time.perf_counter() - began)
         if state.elected:
             execution.probes += state.elected
             execution.elected += state.elected
-        try:  # it may have waited
+        try:  # the draw may have taken long
             execution.require_running()
             execution.require_time()
             if access is not None:  # what was looked at before may have ended meanwhile, or been replaced
@@ -497,7 +497,7 @@ class JobHooks:
         return await patiently(execution, partial(run, _mark, execution.id, execution.fence, text))
 
     def is_late(self, permit: Permit) -> bool:
-        """Ask the gate, and whether the job is still ours; a worker that stood still for a while finds out here."""
+        """Whether lease or gates must be checked again: the process may have stood still since `admit`."""
         if self._execution.is_unsure:
             return True
         return permit.state is not None and self._wire.gate.is_late(permit.state)
@@ -512,14 +512,14 @@ class JobHooks:
             await require_lease(execution)
 
     def clear(self, permit: Permit, *, took_effect: bool) -> None:
-        """The outcome is known: the row hears of it with the finish, or with the next mark."""
+        """The outcome of a request is known: its mark on the row goes with the finish, or with the next mark."""
         keyed = permit.request.is_forgettable
         mark = self._execution.unmark(permit.request.name, took_effect=took_effect, keyed=keyed)
         if keyed:
             permit.mark = mark
 
     def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
-        """Its row has never heard otherwise. The circuits have: that it began was life, that it broke off is none."""
+        """The answer broke off: its mark stands again, as on the row. Unless ``by_us``, the gate counts a failure."""
         self._execution.remark(permit.request.name, permit.mark)
         if permit.state is not None and not by_us:
             self._wire.loop.send(self._wire.gate.failed(permit.state, permit.request.key, _BROKE_OFF))
@@ -560,7 +560,7 @@ class JobHooks:
         counts.request(request.key, request.method, "ok" if failure is None else failure.kind, seconds)
 
     def abandoned(self, permit: Permit) -> None:
-        """Neutral for every count. A thread's permit goes back on the loop, where requests are counted."""
+        """Give a permit back; nothing is counted. A thread's goes back on the loop, where requests are counted."""
         if permit.state is None:
             return
         if self._execution.handler.is_async:
@@ -569,7 +569,7 @@ class JobHooks:
             self._wire.loop.call_soon(self._wire.gate.abandoned, permit.state)
 
     async def refreshed(self, permit: Permit, failure: Failure) -> bool:
-        """Refresh, or find that somebody else has done it."""
+        """Refresh refused credentials; whether there are newer ones now, by this refresh or by another process's."""
         if permit.access is None or not _refuses_credentials(failure):
             return False
         account, patience = at_account(permit.request.key), patience_of(self._execution)

@@ -3,8 +3,8 @@
 Handlers never wait for a commit. What cannot be written (database away) is tried again with the same batch: the fence
 makes that harmless, and a commit whose answer was lost is recognised by the version it left behind.
 
-A program's open transaction may hold a job, or what follows it: a lane, a workflow. After a second the others of the
-batch are written without it (jobs are looked at, anything else is found by halving), and it is tried again beside them.
+A program's open transaction may hold a job, or what follows it: an ordering key, a workflow. After a second the others
+of the batch are written without it (jobs are looked at, anything else is found by halving); it is tried again beside.
 Nobody can rescue a job that is held; once it is let go, a living worker's is spared for a while (`sweeper.py`).
 
 A result that the database refuses for another reason is found by halving, too. If one of its texts or values is why,
@@ -65,7 +65,7 @@ class Results(NamedTuple):
     done: list[tuple[Done, str]]
     finishes: list[tuple[finishing.Finish, str]]
     tries: int = 0  # that failed: one may have been committed although its answer was lost
-    is_alone: bool = False  # successes that are probably nobody else's affair: they go the short way first
+    is_alone: bool = False  # successes with whose end probably nothing else is written: `succeed_alone` tries first
 
     @property
     def size(self) -> int:
@@ -128,7 +128,7 @@ class Completer:
         self._database, self._caps_of, self._is_sqlite = database, caps_of, database.is_sqlite
         self._on_written, self._on_refused, self._poke = on_written, on_refused, poke
         self._follow_ups: dict[FencedId, Sequence[JobRequest]] = {}  # of executions whose results wait to be written
-        self._alone: deque[tuple[Done, str]] = deque()  # successes that are probably nobody else's affair
+        self._alone: deque[tuple[Done, str]] = deque()  # successes with whose end probably nothing else is written
         self._done: deque[tuple[Done, str]] = deque()
         self._finishes: deque[tuple[finishing.Finish, str]] = deque()
         self._wake = asyncio.Event()
@@ -161,7 +161,7 @@ class Completer:
         self._added()
 
     def finish(self, finish: finishing.Finish, resource_key: str) -> None:
-        """Anything else was decided about a job."""
+        """A job came to another end than a plain success, or goes on later."""
         self._finishes.append((finish, resource_key))
         self._added()
 
@@ -239,7 +239,7 @@ class Completer:
             await self._save_each(self._batches)
 
     async def _save_each(self, batches: list[Results]) -> None:
-        """Write them in turn. What a mistake breaks off is put aside, at a cancel all that is left: nothing is lost.
+        """Write batches in turn. One that a bug breaks off is put aside, at a cancel all that are left: none is lost.
 
         Only the cancel of its own task ends it, not that of what a save waits for (see `services.Loop.run`).
         """
@@ -291,7 +291,7 @@ class Completer:
         return rest
 
     async def _save_alone(self, results: Results) -> list[Results]:
-        """Try the short way; what it leaves goes the other."""
+        """Try the statement of one round trip; what it leaves is written by the general way."""
         if asyncio.get_running_loop().time() < self._careful_until:
             return [results._replace(is_alone=False)]
         done = [x for x, _ in results.done]
@@ -355,7 +355,7 @@ class Completer:
         self._careful_until = asyncio.get_running_loop().time() + CAREFUL_FOR
 
     def _split_or_put_aside(self, results: Results) -> list[Results]:
-        """Something else is held that one of these results needs: two halves, or nothing, if there is but that one."""
+        """What somebody holds is needed by one of these results: return two halves; a single result is put aside."""
         if not (parts := results.parts()):
             self._put_aside(results)
         return parts
@@ -419,7 +419,7 @@ class Completer:
 
 @contextlib.contextmanager
 def _contained(ids: Sequence[UUID]) -> Iterator[None]:
-    """Log an error of who hears of results: whoever writes them goes on with the others."""
+    """Log an error of a callback: the writer of results goes on."""
     try:
         yield
     except Exception:
@@ -442,7 +442,7 @@ def _is_cancelled() -> bool:
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Stands for no callback."""
 
 
 def _is_about_data(error: Exception) -> bool:
@@ -497,7 +497,7 @@ def write(
     """One batch: jobs by id, then the resources whose slots got free, then, in a later statement, their parked turns.
 
     ``again``: an earlier try may have been committed although its answer was lost; what it wrote counts.
-    ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it. ``ends`` hears what followed.
+    ``follow_ups``: what is enqueued with a job's end, if it is this write that ends it. ``ends`` collects those jobs.
     ``how_long``: waits for each lock so long (see `db/dialect.py`). ``alone``: only successes with whose end nothing
     else is written, in one round trip; the others of the batch are left.
     """
@@ -529,17 +529,17 @@ def _written_before(
 ) -> set[UUID]:
     """Ids whose version is now one beyond their fence, in a state this batch meant for them.
 
-    Ready may also be what another made of it, a rescue say; what runs once more counts no lost worker besides.
+    A rescue makes a job ready at that version, too; but it counts a lost worker, and what runs once more counts none.
     """
-    meant = {i: (fence + 1, finishing.AFTER_SUCCESS) for i, fence, _ in done}
-    meant |= {f.id: (f.version + 1, finishing.ends_of(f.transition)) for f in finishes}
-    missing = [i for i in meant if i not in effective]
-    present = leases.ends(c, d, missing) if missing else {}
-    return {i for i, (version, *end) in present.items() if version == meant[i][0] and tuple(end) in meant[i][1]}
+    expected = {i: (fence + 1, finishing.AFTER_SUCCESS) for i, fence, _ in done}
+    expected |= {f.id: (f.version + 1, finishing.ends_of(f.transition)) for f in finishes}
+    others = [i for i in expected if i not in effective]
+    rows = leases.ends(c, d, others) if others else {}
+    return {i for i, (version, *end) in rows.items() if version == expected[i][0] and tuple(end) in expected[i][1]}
 
 
 def free_slots(c: Connection, d: Dialect, freed: Mapping[str, int], now: datetime) -> None:
-    """As many turns parked on each key as jobs ended there become ordinary ones."""
+    """Release as many of the turns that are parked on each key as jobs of it have ended."""
     if not freed:
         return
     resources.touch(c, d, list(freed), now)

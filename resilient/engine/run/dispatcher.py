@@ -45,7 +45,7 @@ POLL: Final = 1.0  # seconds between two looks of an idle worker, jittered; more
 OLDEST_EVERY: Final = 10  # looks, of which one takes the oldest turns first
 UNBOUNDED_EVERY: Final = 1.0  # seconds
 BUSY: Final = 0.02  # seconds until the next look where other transactions lock every resource: no hot loop
-SKIP_FOR: Final = 1.0  # seconds without a key that has only unknown kinds, or a job that another transaction holds
+SKIP_FOR: Final = 1.0  # seconds for which a key is passed over: it has only unknown kinds, or a locked job
 CAREFUL_FOR: Final = 30.0  # seconds after a claim had to wait for whoever holds an ancestor
 MOST_TURNS: Final = 256  # of one claim
 QUANTUM: Final = (4, 16)  # jobs of one key at a time, at least and at most: fair between keys, and few statements a job
@@ -216,7 +216,7 @@ MOST_KEYS: Final = 500  # of one account that are passed over by name
 
 
 class Shares:
-    """The shares of accounts in one worker's slots. With one account (``is_shared`` is False) nothing is limited."""
+    """The shares of accounts in one worker's slots. Until several had work (``is_shared``) nothing is limited."""
 
     def __init__(self, slots: int, monotonic: Callable[[], float]) -> None:
         self.is_shared = False

@@ -1,4 +1,4 @@
-"""One execution of one claimed job: what is known about it while it runs, alone or in a call it shares.
+"""One execution of one claimed job: its state while it runs, alone or in a call that a batch shares.
 
 What its handler does with it goes through `backend.py`. `Features`, `WorkerLoop` and `RunContext` are what a worker and
 its executions are handed when they are made.
@@ -162,7 +162,7 @@ class Work:
     def __init__(self) -> None:
         self.opened: Opened | None = None  # a transaction that outlives its block
         self.stack: Any = None  # ends it
-        self.completed = False  # a complete block was left in peace: the job's end belongs into the transaction
+        self.completed = False  # a complete block ended without an error: the job's end belongs in the transaction
         self.committing = False
         self.after: list[Callable[[], Any]] = []
         self.workflows: list[UUID] = []  # that got more steps
@@ -316,7 +316,7 @@ class Execution(Pausable):
         return bool(self.effect or self._marks) and not marks.unanswered(self._marks) and not is_marking
 
     def doubt_effect(self) -> str:
-        """It ends by no word of its handler's: what was answered without a key would be done again by a repeat.
+        """It ends without a decision of its handler's: a repeat would do again what was answered without a key.
 
         So its mark stands again. Returns the beginning of a message that says so; "" if there is no such request.
         """
@@ -327,7 +327,7 @@ class Execution(Pausable):
         return f"{self.effect} was answered, and then: "
 
     def settle(self) -> None:
-        """A checkpoint is committed: what was done before it is behind the job."""
+        """A checkpoint is committed: a repeat begins after it, so the answered requests before it are forgotten."""
         self.effect, self._effects = None, {}
         self._marks = marks.unanswered(self._marks)
 
@@ -341,7 +341,7 @@ class Execution(Pausable):
         self.follow_ups = [*(self.follow_ups or ()), job]
 
     def take_back_follow_ups(self, ids: Container[UUID] | None = None) -> None:
-        """Its follow-up jobs of these ids count no more; None: all of them."""
+        """Drop its follow-up jobs of these ids; None: all of them."""
         rest = [] if ids is None else [one for one in self.follow_ups or () if one.row.id not in ids]
         self.follow_ups = rest or None
 
@@ -358,7 +358,7 @@ class Execution(Pausable):
         self.started, self.waited_before = asyncio.get_running_loop().time(), 0.0
 
     def remark(self, name: str, mark: dict[str, Any] | None) -> None:
-        """It is not known after all."""
+        """Set the mark of a request again, because its outcome is not known after all. None: it had none."""
         if mark is not None:
             self._set_mark(name, mark)
 
@@ -524,7 +524,7 @@ def elapsed(execution: Execution) -> float:
 
 
 T = TypeVar("T")
-LONGEST_INSIDE: Final = 1.0  # while a handler waits
+LONGEST_INSIDE: Final = 1.0  # seconds at most between two tries while a handler waits
 
 
 async def patiently(
@@ -548,7 +548,7 @@ async def patiently(
 
 
 def _gives_up(execution: Execution, error: Exception, tries: int) -> bool:
-    """Note that the database is away; whether that is for the handler to know."""
+    """Whether the error goes to the handler; if not, note that the database is away."""
     stopped = execution.over or execution.lost or execution.reason is not None
     waits = trouble.is_of_database(error) and not stopped and (execution.effect is not None or not tries)
     execution.outage = error if waits else execution.outage if stopped else None

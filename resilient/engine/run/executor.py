@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from resilient.engine.run.job import BaseJob
 
 log = logger("worker")
-BREATH: Final = 16  # jobs a slot may run without letting the loop breathe
+BREATH: Final = 16  # jobs that a slot runs before it gives the loop a turn
 DEADLINE_LOOK: Final = 0.1  # seconds between two looks for executions past their timeout
 SOLO_PATIENCE: Final = 5.0  # seconds a suspect waits for the others to end
 CANCEL_PATIENCE: Final = 5.0  # seconds a coroutine may take to end after its cancellation
@@ -219,7 +219,7 @@ class Executor:
     def _widen(self) -> None:
         """Wake slots for what still waits, as the loop turns: two for each handler that has begun to wait.
 
-        Handlers that never wait give the loop a turn only when their slot breathes, so they cost next to no wake-up.
+        Handlers that never wait give the loop a turn only after `BREATH` jobs, so they cost next to no wake-up.
         """
         self._widening = False
         for _ in range(min(len(self._queue), max(1, 2 * self._started))):
@@ -253,7 +253,7 @@ class Executor:
 
     @property
     def wants_quiet(self) -> bool:
-        """Whether nothing more should be claimed: a suspect waits for its time or runs, or all slots are stuck."""
+        """Whether nothing more should be claimed: a suspect waits to run alone or runs, or all slots are stuck."""
         return self._alone is not None or bool(self._solo) or self._blocked >= self.concurrency
 
     @property
@@ -370,7 +370,7 @@ class Executor:
         return was_running
 
     def _end_if_idle(self, run: SharedCall) -> None:
-        """Interrupt a call that is for nothing now that a job has left it, unless its handler returns at once."""
+        """Interrupt a call whose remaining jobs were all interrupted, unless its handler returns at once."""
         if run.started and all(one.reason is not None for one in run.members.values()):
             reason = "lost" if all(one.lost for one in run.members.values()) else "cancel"
             asyncio.get_running_loop().call_soon(run.interrupt, reason)
@@ -452,7 +452,7 @@ class Executor:
         return [*self.running.values(), *self.aside.values(), *self._outdated]
 
     def _check_deadline(self, execution: Execution, now: float) -> None:
-        if execution.over:  # it is committed, and calls what was to be called after that
+        if execution.over:  # it is committed, and its calls after the commit run
             execution.cancelled_at = execution.cancelled_at or now
             if now - execution.cancelled_at >= AFTER_PATIENCE:
                 self.abandon(execution)

@@ -96,10 +96,10 @@ class _Requests(Generic[ClientT, TransportT, CallT]):
         ``trusted=False``: no credentials, wherever it goes. `resilient.adapters` do all this for requests and aiohttp.
         """
         words: dict[str, Any] = {"cost": cost, "op": op, "idempotent": idempotent, "idempotency_key": idempotency_key}
-        made: CallT = self._backend.admitted_call(
+        call: CallT = self._backend.admitted_call(
             method, url, words | {"body": body, "headers": headers, "trusted": trusted}
         )
-        return made
+        return call
 
 
 if TYPE_CHECKING:

@@ -112,9 +112,9 @@ def admit(execution: Execution) -> Outcome | None:
 
 
 async def admit_late(execution: Execution, wire: Wire) -> Outcome | None:
-    """Ask the gate as it is now, if the execution waited, where its account lives, and whether its lease lasts.
+    """Check again what may be out of date by now; returns why it does not run, or None.
 
-    Where throttles taught a limit it waits for the place of its first request. Returns why it does not run.
+    If it waited, the gates; its account's address; the place of its first request (`Wire.lines_up`); an unsure lease.
     """
     try:
         if execution.waited:
@@ -535,7 +535,7 @@ class Finisher:
         outcome = discreet(outcome) if execution.handler.sealed else outcome
         try:
             transition = decide(execution.facts(), outcome, retry, now, roll)
-        except BaseException as error:  # noqa: BLE001 - a handler said something impossible: a time that is none, say
+        except BaseException as error:  # noqa: BLE001 - a handler asked for the impossible, such as a time of no calendar
             outcome = discreet(explain_bug(execution, error), is_sealed=execution.handler.sealed)
             transition = decide(execution.facts(), outcome, retry, now, roll)
         self._count(execution, transition.decision)
@@ -547,7 +547,7 @@ class Finisher:
         finish = finish_of(execution, transition, self._context.worker_id, started)
         self.completer.finish(finish, execution.resource_key)
         level = logging.WARNING if transition.state in TERMINAL and transition.decision != "cancelled" else logging.INFO
-        if transition.decision in _WAITS:  # its gate has told, once for all of them
+        if transition.decision in _WAITS:  # the gate's own record says it, once for all of them
             level = logging.DEBUG
         if log.isEnabledFor(level):
             row, kind, code, text = execution.row, transition.error_kind, transition.error_code, transition.error
@@ -556,7 +556,7 @@ class Finisher:
         self._tell(self._alerts.noticed, execution, transition)
 
     def _tell(self, listener: Callable[[Execution, Any], None], execution: Execution, what: Any) -> None:
-        """Gate and alerts hear how it ended: counts may be lost, slots may not."""
+        """Report its end to the gate or to the alerts: their error may cost counts, but no slot."""
         try:
             listener(execution, what)
         except Exception:

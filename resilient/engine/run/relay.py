@@ -93,9 +93,9 @@ async def _publish(batch: Batch[str]) -> None:
     """Publish a batch, many events at once. It has one event of each key: the key's next event waits for that one.
 
     Each event is settled as soon as it is confirmed, so few are sent again after a crash. A destination is away if its
-    connection is lost or it refuses every event. Then the first `MOST_STRIKES` events are charged with an attempt, and
-    the others wait for it without a charge. A worker whose last event found it away, or that has sent none yet, sends
-    at most `MOST_STRIKES` events at once until one is answered.
+    connection is lost or it refuses every event. Then the first `MOST_STRIKES` events are charged with an attempt (only
+    one, if no connection can be opened), and the others wait for it without a charge. A worker whose last event found
+    it away, or that has sent none yet, sends at most `MOST_STRIKES` events at once until one is answered.
     """
     await _Delivery(batch).run()
 
@@ -264,7 +264,7 @@ def _make_repeatable(error: Exception, failure: Failure | None) -> Exception:
     ):
         return error
     text = value_text(error) if isinstance(error, JobFailure) else f"{type(error).__name__}: {value_text(error)}"
-    # Not from the error: what is in doubt anywhere in a chain decides what all of it means.
+    # Without the error as its cause: one that is in doubt would decide what the whole chain means.
     return lost(text, failure.code or "no_confirm").with_traceback(error.__traceback__)
 
 

@@ -101,7 +101,7 @@ class Sweeper:
         self._last = ""  # the workflow that was attended last
         self._look_at = inf  # loop time by which this worker's own parked turns want to be looked at
         self._rest: asyncio.Timeout | None = None  # of the staging loop
-        self._seen: dict[tuple[UUID, int], float] = {}  # overdue jobs of living workers in the look before: since when
+        self._seen: dict[tuple[UUID, int], float] = {}  # since when: overdue jobs of living workers in the look before
         self._overdue: dict[tuple[UUID, int], float] = {}  # and in this one
         self._spare = 2 * min(lease.total_seconds() / 4, heartbeat.LONGEST_BEAT)
 
@@ -141,7 +141,7 @@ class Sweeper:
         return min(delays, default=None)
 
     def parked(self, stops: Iterable[Stop]) -> None:
-        """Turns were parked by this worker: look at them as soon as they may go on, not only with the next tick."""
+        """This worker parked turns: look at them as soon as they may be released, not only with the next tick."""
         soonest = min((stop.until for stop in stops if stop.until is not None), default=None)
         if soonest is None:
             return
@@ -198,7 +198,7 @@ class Sweeper:
         return look.size
 
     async def _carefully(self, fn: Callable[..., T], *args: Any) -> T:
-        """``fn``, and once more without what somebody holds if it had to wait for that."""
+        """Run ``fn``; after a lock timeout once more, ``careful``: it leaves out what others hold."""
         try:
             return await self._database.transaction(fn, *args)
         except DBAPIError as error:
@@ -234,7 +234,7 @@ class Sweeper:
                 return
 
     async def _rescue_each(self) -> list[RescuedJob]:
-        """Somebody holds what one of them needs, its lane or its workflow: that keeps no other waiting."""
+        """Rescue one by one: somebody holds the ordering key or workflow of one job, and the others need not wait."""
         rescued: list[RescuedJob] = []
         for id_ in await self._database.transaction(_overdue):
             try:
@@ -250,7 +250,7 @@ class Sweeper:
     def spares(self, row: Any) -> bool:
         """Whether the living worker of an overdue job gets a little more time: to renew the lease, or save the result.
 
-        It could not while a program held the job; so what was overdue for long may be let go just now.
+        It could do neither while a program held the row, perhaps until just now: so the time runs from the first look.
         """
         key, now = (row.id, row.version), self._link.monotonic()
         first = self._overdue[key] = self._seen.get(key, now)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 log = logger("worker")
 _MOST_SLOTS: Final = 100_000
 _LONGEST_SPAN: Final = 1e8  # seconds
+_LEAST: Final = {"lease": 1.0}  # seconds; a shorter one ends between two beats, and its job runs twice
 UNSAID: Final = 2.0  # seconds for which a worker that stops waits for its results without a word
 LAST_PATIENCE: Final = 5.0  # seconds for which one that was told so twice goes on trying to save them
 
@@ -204,6 +205,7 @@ class Worker:
             with rare_collections() if signals else contextlib.nullcontext():
                 await self._run()
         finally:
+            self._features.alerts.outage.leave(self.id, reached=False)  # it may end before its services begin
             if leave is not None:
                 leave()
         log.info("worker %s stopped after %s", self.id, counted(self.executions, "execution"))
@@ -226,7 +228,6 @@ class Worker:
                 tries += 1
             else:
                 return True
-        outage.leave(self.id, reached=False)
         return False
 
     async def _look_for_room(self) -> None:
@@ -407,7 +408,7 @@ class Worker:
             self._wake.set()
 
     def _stuck(self, execution: Execution) -> None:
-        """Its handler does not end: people are told, and its row says so."""
+        """Its handler does not end: raise an alert, and note it on the job's row."""
         text = f"{stuck_text(execution)}; it runs on in worker {self.id}"
         since = self.now() - timedelta(seconds=asyncio.get_running_loop().time() - execution.cancelled_at)
         alert = of_stuck_handlers(execution.row.kind, 1, str(execution.id), execution.resource_key, since)
@@ -480,7 +481,7 @@ class Worker:
     # -- stopping -------------------------------------------------------------------------------------------------
 
     async def _wind_down(self) -> None:
-        """Drop what waits, give what runs its grace, hand the rest back, write everything."""
+        """Hand back what waits for a slot, give what runs its grace, hand back the rest, write all results."""
         self._watched = True
         for execution in [e for e in self.executor.running.values() if not e.started]:
             self.executor.interrupt(execution, "stop")
@@ -535,7 +536,7 @@ class Worker:
 
 
 def _nothing() -> None:
-    """Not to be started."""
+    """Nothing to start, or nothing to close."""
 
 
 def _check(
@@ -573,8 +574,9 @@ def _patterns(resources: Sequence[str]) -> tuple[str, ...]:
 def _check_seconds(**spans: float) -> None:
     """Raise `SetupError` for what is no length of time."""
     for name, seconds in spans.items():
-        if not is_number(seconds) or not 0 <= seconds <= _LONGEST_SPAN:
-            raise SetupError(f"{name} is a number of seconds from 0 to {_LONGEST_SPAN:,.0f}, not {seconds!r}")
+        least = _LEAST.get(name, 0.0)
+        if not is_number(seconds) or not least <= seconds <= _LONGEST_SPAN:
+            raise SetupError(f"{name} is a number of seconds from {least:g} to {_LONGEST_SPAN:,.0f}, not {seconds!r}")
 
 
 def exit_if_stuck(worker: Worker) -> None:

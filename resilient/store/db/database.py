@@ -74,7 +74,7 @@ _LENIENT_TEXT: Final = partial(str, encoding="utf-8", errors="replace")
 
 
 class Database:
-    """A database and its two ways in."""
+    """A database, for asynchronous and synchronous callers."""
 
     @frameless
     def __init__(
@@ -93,8 +93,8 @@ class Database:
         self._watch: Watch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # in which an engine that was handed over is used
         self.on_commit: Callable[[str, float], None] | None = None  # the operation, and the seconds it took
-        self._asked = threading.local()
-        self._ending: set[threading.Thread] = set()  # threads that were told to end, which have connections
+        self._began = threading.local()
+        self._ending: set[threading.Thread] = set()  # threads with connections, which `close` waits for
         self._direct_sync: Engine | None = None
         self._direct_async: AsyncEngine | None = None
         self._reserved_sync: Engine | None = None  # of what must not wait for others: heartbeat, finish
@@ -239,7 +239,7 @@ class Database:
         if (engine := self.async_engine) is None:
 
             def in_thread() -> T:
-                self._asked.at = began  # it has waited for this thread
+                self._began.at = began  # it has waited for this thread
                 return self.transaction_sync(fn, *args, **kwargs)
 
             return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
@@ -254,7 +254,7 @@ class Database:
 
     def transaction_sync(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same for synchronous callers."""
-        began = self._asked.__dict__.pop("at", None)
+        began = self._began.__dict__.pop("at", None)
         began = time.perf_counter() if began is None else began
         if self.is_sqlite and self.is_own and is_direct(fn) and not self.sync_engine.dispatch.before_cursor_execute:
             with self.named_errors(), self._sync_writer():

@@ -44,7 +44,7 @@ class _Guard:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._latest: Place | None = None  # what was opened last
+        self._latest: Place | None = None  # of the file that was opened last
 
     def before_connect(self, _dialect: Any, record: Any, *_: Any) -> None:
         """Refuse to connect if the file is gone: SQLite would make an empty one. Raises `DatabaseUnreachable`."""
@@ -53,7 +53,7 @@ class _Guard:
             raise self._gone()
 
     def connected(self, _connection: Any, record: Any) -> None:
-        """Note what was opened; nothing where it changed in that moment, so that the connection is not used."""
+        """Note the file that was opened; none if the path changed meanwhile, so that the connection is not used."""
         place, before = self._place(), record.info.pop("before", None)
         if place is None or before not in (None, place):
             record.info["place"] = None
@@ -62,7 +62,7 @@ class _Guard:
             log.warning("the file %s was replaced while it was open: it is opened anew", self._file)
         record.info["place"] = self._latest = place
 
-    def taken(self, _connection: Any, record: Any, _proxy: Any) -> None:
+    def checked_out(self, _connection: Any, record: Any, _proxy: Any) -> None:
         """Compare a connection with the path.
 
         Raises `DisconnectionError` if the file was replaced, so that the pool opens another connection, and
@@ -99,7 +99,7 @@ def guard(engine: Engine, file: Path) -> None:
     one = _Guard(file)
     event.listen(engine, "do_connect", one.before_connect)
     event.listen(engine, "connect", one.connected)
-    event.listen(engine, "checkout", one.taken)
+    event.listen(engine, "checkout", one.checked_out)
 
 
 # -- opening it ------------------------------------------------------------------------------------------------------

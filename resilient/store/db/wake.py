@@ -42,12 +42,12 @@ log = logger("wake")
 PAYLOAD: Final = 7_000  # bytes of one NOTIFY; PostgreSQL takes 8,000
 COALESCE: Final = 0.01  # seconds between two NOTIFYs of one process
 SQLITE_LOOK: Final = 0.01  # seconds between two looks at data_version
-_LOOK_AT_FILE: Final = 0.5  # seconds between two looks whether its path names another file
+_LOOK_AT_FILE: Final = 0.5  # seconds between two checks whether the path names another file
 _LOOKS: Final = round(_LOOK_AT_FILE / SQLITE_LOOK)
 AWAITED: Final = "!awaited"  # no resource key: somebody waits for jobs to end
 AWAITED_FOR: Final = 30.0  # seconds for which workers announce the ends of jobs, after somebody announced a wait
 ENDS: Final = "_ends"  # suffix of the channel on which the ends of jobs are announced
-_LOOK_AT_LOOP: Final = 0.5  # seconds between two looks whether a loop that was to do something is there
+_LOOK_AT_LOOP: Final = 0.5  # seconds between two checks whether the loop was closed before it ran a callback
 # What only listens is idle for long; PostgreSQL before 14 has no such setting.
 _STAYS_IDLE: Final = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 RETRY: Final = 5.0  # seconds before listening again, plus up to half: a restart cuts every worker off at once
@@ -64,20 +64,20 @@ def channel(database: Database) -> str:
     return "resilient_" + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-class _Lost:
+class _LossLog:
     """Logs once that a connection for hints was lost, however often connecting fails."""
 
     def __init__(self, what: str, instead: str) -> None:
         self._what, self._instead, self._is_reported = what, instead, False
 
-    def because(self, error: Exception) -> None:
+    def log_loss(self, error: Exception) -> None:
         """Log that it was lost, unless that was logged."""
         if not self._is_reported:
             message = (str(error).strip().splitlines() or [""])[0]
             log.warning("no %s (%s: %s); %s", self._what, type(error).__name__, message, self._instead)
         self._is_reported = True
 
-    def over(self) -> None:
+    def log_recovery(self) -> None:
         """Log that there is one again, if the loss was logged."""
         if self._is_reported:
             log.info("%s works again", self._what)
@@ -142,13 +142,14 @@ class Waker:
         self._poked.set()
 
     def _run(self, closed: threading.Event) -> None:
-        name, lost = channel(self._database).encode(), _Lost("NOTIFY", "workers find the work by polling")
+        name, lost = channel(self._database).encode(), _LossLog("NOTIFY", "workers find the work by polling")
         while not closed.is_set() or self._poked.is_set():
             try:
                 with _autocommit(self._database, self._url) as driver:
-                    lost.over()
+                    lost.log_recovery()
                     while True:
-                        self._poked.wait(COALESCE if self._ending else None)
+                        if not closed.is_set():  # the next thread, which shares the event, may have cleared it
+                            self._poked.wait(COALESCE if self._ending else None)
                         self._poked.clear()
                         self._call_ended()
                         self._notify(driver.pgconn, name)  # also when closing: a short program may just have begun
@@ -156,7 +157,7 @@ class Waker:
                             return
                         closed.wait(COALESCE)
             except Exception as error:  # noqa: BLE001 - a hint: polling goes on whatever happened
-                lost.because(error)
+                lost.log_loss(error)
                 if closed.wait(0.5):
                     return
 
@@ -170,7 +171,7 @@ class Waker:
                 then()
 
     def _notify(self, libpq: Any, name: bytes) -> None:
-        """Send every payload; what a lost connection did not take stays for the next one."""
+        """Send every payload; one that a lost connection did not take is kept for the next connection."""
         if self._has_ended:  # lost, it costs those who wait a second
             self._has_ended = False
             libpq.exec_params(b"SELECT pg_notify($1, '')", [name + ENDS.encode()])
@@ -192,7 +193,7 @@ class Waker:
             raise
 
     def _payloads(self) -> Iterator[str]:
-        """What to send: nothing for work, else keys, as many as fit."""
+        """The payloads to send: an empty one for work, then the changed keys, as many in each as fit."""
         if self._work:  # read before it is reset: a poke in between is sent now, one after it is a new one
             self._work = False
             yield ""
@@ -241,7 +242,7 @@ class Listener:
         self._roll, self._suffix, self._name = roll, suffix, name
         self._stop = threading.Event()
         self._loop: AbstractEventLoop | None = None
-        self._lost = _Lost("LISTEN", "polling goes on")
+        self._lost = _LossLog("LISTEN", "polling goes on")
         self._bell: socket.socket | None = None  # ends the wait for a NOTIFY, which looks at no event
         target = self._watch_sqlite if database.is_sqlite else self._listen
         self._thread = threading.Thread(target=target, name="resilient-listener", daemon=True)
@@ -285,7 +286,7 @@ class Listener:
                 if self._name:
                     driver.execute("SELECT set_config('application_name', %s, false)", [self._name])
                 driver.execute(f"LISTEN {channel(self._database)}{self._suffix}")
-                self._lost.over()
+                self._lost.log_recovery()
                 self._call(self._wake)  # what was committed before the LISTEN
                 if self._loop is None:
                     self._hear(driver, bell)
@@ -295,7 +296,7 @@ class Listener:
             if self._loop is not None and self._loop.is_closed():
                 self._stop.set()
                 return
-            self._lost.because(error)
+            self._lost.log_loss(error)
             self._stop.wait(spread_upwards(RETRY, self._roll()))
 
     def _hear(self, driver: Any, bell: socket.socket) -> None:
@@ -307,7 +308,7 @@ class Listener:
                 either.select()
 
     def _hear_in_loop(self, driver: Any, bell: socket.socket, loop: AbstractEventLoop) -> None:
-        """Let the loop hear, until it hears that the connection is lost (raises that), or the end."""
+        """Let the loop read NOTIFYs until the listener is ended, or the connection is lost (raises its error)."""
         self._take(driver)  # what came with the answer to LISTEN
         reader = _LoopReader(driver.pgconn, loop, self._on_notify, self._ring)
         loop.call_soon_threadsafe(reader.open)

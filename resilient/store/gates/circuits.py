@@ -129,13 +129,13 @@ def _after_change(c: Connection, d: Dialect, change: Change, policies: Policies,
         turns.arm(c, d, key, b.open_until)
 
 
-def give_up_probes(c: Connection, d: Dialect, lost: Mapping[str, Collection[str]], now: datetime) -> list[str]:
-    """End probes whose workers were lost (``lost``: circuit to probe owners), so that the next probe need not wait.
+def give_up_probes(c: Connection, d: Dialect, owners: Mapping[str, Collection[str]], now: datetime) -> list[str]:
+    """End probes whose workers were lost (``owners``: of the probes, by circuit), so that the next probe need not wait.
 
     Returns the keys of these circuits; one parked turn of each becomes an ordinary one.
     """
-    rows = lock(c, d, sorted(lost)) if lost else {}
-    orphans = [key for key, facts in rows.items() if breaker.orphaned(facts.breaker, lost[key])]
+    rows = lock(c, d, sorted(owners)) if owners else {}
+    orphans = [key for key, facts in rows.items() if breaker.orphaned(facts.breaker, owners[key])]
     if orphans:
         write_breakers(c, d, [(key, replace(rows[key].breaker, probe_until=now)) for key in orphans], now)
     for key in sorted(orphans):

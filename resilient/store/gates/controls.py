@@ -95,7 +95,7 @@ def take_in(c: Connection, d: Dialect, reports: Sequence[Report], policies: Poli
     limit_lock_waits(c, d, SHORT_LOCK_WAIT)
     rows = circuits.lock(c, d, sorted({one.key for one in reports}))
     now = d.now(c)
-    at, changed, over = now.timestamp(), list[ResourceFacts](), list[str]()
+    at, changed, ended = now.timestamp(), list[ResourceFacts](), list[str]()
     for key, facts in rows.items():
         s, bounds = facts.learnt, policies.for_key(key, facts.policy_override).learn.bounds
         for one in reports:
@@ -104,10 +104,10 @@ def take_in(c: Connection, d: Dialect, reports: Sequence[Report], policies: Poli
         if s is facts.learnt:
             continue
         if learnt.allowance(s, at) is None and learnt.allowance(facts.learnt, at) is not None:
-            over.append(key)
+            ended.append(key)
         changed.append(replace(facts, learnt=s))
     _write(c, d, changed, now)
-    for key in sorted(over):  # nothing holds its jobs back any more, apart from its rate
+    for key in sorted(ended):  # nothing holds its jobs back any more, apart from its rate
         turns.hasten(c, d, key, circuits.RELEASE, now)
         turns.release(c, d, key, circuits.RELEASE, now)
     return changed
@@ -127,12 +127,12 @@ def forget_burst(c: Connection, d: Dialect, keys: Sequence[str], since: datetime
 
 
 def drop_limit(c: Connection, d: Dialect, key: str) -> None:
-    """The learnt limit begins anew."""
+    """Delete the row of the learnt limit, which begins anew."""
     d.run(c, "DELETE FROM {rate_limit} WHERE resource_key = :key AND name = :name", {"key": key, "name": LEARNT})
 
 
 def packed(s: Learnt | None) -> str | None:
-    """As the column takes it."""
+    """The document for the column `learnt`."""
     return None if s is None else json.dumps(s.to_json())
 
 
@@ -309,7 +309,7 @@ def close(c: Connection, d: Dialect, key: str) -> int:
     after = breaker.reset(facts.breaker, now)
     circuits.write_reset(c, d, facts, after, now)
     _set(c, d, key, now, f"paused_reason = {_OF_PAUSE}")
-    return _opened(c, d, key, 1, now)
+    return _opened(c, d, key, _FIRST, now)
 
 
 # A pause and an isolation share the column of their reasons: one that ends leaves the other's.
@@ -353,7 +353,7 @@ def lock_auth(c: Connection, d: Dialect, key: str) -> str:
 
 
 def set_policy(c: Connection, d: Dialect, key: str, override: Mapping[str, Any] | None) -> int:
-    """Override the policy of one resource (None: no longer). Check it with `Policy.overridden` before."""
+    """Override one resource's policy (None: no longer), checked with `Policy.overridden`; returns as `resume`."""
     _lock_one(c, d, key)
     now = d.now(c)
     doc = None if not override else json.dumps(override)

@@ -289,7 +289,7 @@ def write_tats(c: Connection, d: Dialect, states: Sequence[tuple[str, str, Limit
         source = (
             "(SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:names AS text[]), CAST(:tats AS float8[]),"
             " CAST(:intervals AS float8[]), CAST(:drawn AS float8[]))"
-            " AS u(resource_key, name, tat, unit_seconds, drawn_at) LIMIT 100000)"
+            " AS u(resource_key, name, tat, unit_seconds, drawn_at) LIMIT 1000000000)"
         )
         params: dict[str, Any] = {
             "keys": d.pack_keys([key for key, _, _ in states]),

@@ -55,13 +55,13 @@ def ensure(c: Connection, d: Dialect, keys: Iterable[str], how_long: str | None 
 
     ``how_long``: how long to wait for another transaction that makes one of them (see `db/dialect.py`).
     """
-    patience = "true"
+    condition = "true"
     if how_long is not None and d.is_postgresql:
-        patience = f"set_config('lock_timeout', '{how_long}', true) <> ''"
+        condition = f"set_config('lock_timeout', '{how_long}', true) <> ''"
     d.run(
         c,
         "INSERT INTO {resource} (key, created_at, updated_at)"
-        f" SELECT value, {d.now_sql}, {d.now_sql} FROM {d.array('keys', 'text')} WHERE {patience}"
+        f" SELECT value, {d.now_sql}, {d.now_sql} FROM {d.array('keys', 'text')} WHERE {condition}"
         " ON CONFLICT (key) DO NOTHING",  # in the order given: the database may sort a text that is no column otherwise
         _with_now(d, {"keys": d.pack_keys(sorted(set(keys)))}),
     )
@@ -100,7 +100,7 @@ def read(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, ResourceFa
 
 
 def touch(c: Connection, d: Dialect, keys: Sequence[str], now: datetime) -> None:
-    """Raise the revision of these resources, because something got free: what was judged before no longer holds."""
+    """Raise the revision of these resources, because capacity became free: earlier judgements are stale."""
     params = {"keys": d.pack_keys(keys), "now": now}
     d.later(c, f"SELECT key FROM {{resource}} WHERE {_within(d, 'keys')}" + _DEEPEST_FIRST, params)
     d.later(
@@ -125,7 +125,7 @@ def count_running(c: Connection, d: Dialect, keys: Sequence[str]) -> dict[str, i
 
 
 def budgets_of(c: Connection, d: Dialect, key: str) -> list[str]:
-    """The keys of an account's budgets that have a row, in order."""
+    """The keys of an account's budgets that have a row, in order; at most 100."""
     rows = d.run(
         c,
         "SELECT key FROM {resource} WHERE key > :low AND key < :high ORDER BY key LIMIT 100",

@@ -9,8 +9,8 @@ back: whatever opens the gate calls `release` in a statement after the one that 
 looks at it again at `recheck_at`. Parking is conditional (`park`): the stopping row is read FOR SHARE and must still be
 as it was judged, so a gate that opens meanwhile strands nobody; a key that is not parked gets an ordinary turn.
 
-Ids only grow, so a worker remembers how far all smaller ones were gone (`low`): dead turns under somebody's old
-snapshot are then never looked at. Ids are drawn before they commit, so an unbounded look follows now and then.
+Ids only grow, so a worker remembers the id below which no turn was left (`low`) and begins its next look there: deleted
+rows that somebody's old snapshot keeps cost it nothing. A smaller id may commit later, so now and then it begins at 0.
 
 Jobs that wait for a resource off their own path have no turn that could be parked there, because their key may have
 other work. So the rows themselves wait: scheduled, with ``waiting_for``, and never run to find out. When one is due
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 RELEASE_STEP: Final = timedelta(seconds=1)
-RECHECK: Final = timedelta(seconds=60)  # until a parked turn is looked at whatever happened, jittered
+RECHECK: Final = timedelta(seconds=60)  # jittered; then a parked turn is looked at even if nothing released it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,9 @@ def take_each(c: Connection, d: Dialect, selection: Selection) -> Sequence[Any]:
     return d.run(c, sql, params).all()
 
 
-def taking(d: Dialect, w: Selection) -> tuple[str, dict[str, object]]:
+def taking(d: Dialect, selection: Selection) -> tuple[str, dict[str, object]]:
     """The statement that takes turns (resource_key, priority, id); on PostgreSQL a list of CTEs, the last ``taken``."""
+    w = selection
     where = "parked_on IS NULL AND id >= :low"
     params: dict[str, object] = {"limit": w.limit, "low": w.low}
     if w.priority is not None:
@@ -150,7 +151,7 @@ def taking(d: Dialect, w: Selection) -> tuple[str, dict[str, object]]:
 
 
 def _served(d: Dialect, patterns: Sequence[str]) -> tuple[str, dict[str, object]]:
-    """The condition for keys that `resource_key.serves` is true of: a match, and ranges for the index."""
+    """The condition that a key is one that `resource_key.serves`: a match, and ranges, so that an index is used."""
     params: dict[str, object] = {}
     if d.is_postgresql:
         served = "resource_key ~ :resources"
@@ -183,18 +184,18 @@ def _regex(patterns: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=16)
 def _globs(patterns: tuple[str, ...]) -> str:
-    """Each with one that has more slashes: a star of GLOB crosses them."""
+    """Pairs of globs: what a key matches, and what it does not: a further slash, which GLOB's star would cross."""
     globs = (glob for pattern in patterns for glob in each_depth(pattern))
     return json.dumps([[glob, "*/" * depth(glob) + "*"] for glob in globs])
 
 
-def best_of_each(rows: Iterable[Sequence[Any]], w: Selection) -> list[Turn]:
+def best_of_each(rows: Iterable[Sequence[Any]], selection: Selection) -> list[Turn]:
     """One turn of each key, in the order to serve them."""
     best: dict[str, Turn] = {}
-    for key, rank, id_ in sorted(rows, key=lambda r: (-r[1], r[2])):
-        best.setdefault(key, Turn(key, rank, id_))
+    for key, priority, id_ in sorted(rows, key=lambda r: (-r[1], r[2])):
+        best.setdefault(key, Turn(key, priority, id_))
     turns = list(best.values())
-    if w.oldest_first:
+    if selection.oldest_first:
         turns.sort(key=lambda t: t.id)
     return turns
 
@@ -214,7 +215,7 @@ def park(c: Connection, d: Dialect, parkings: Sequence[Parking], judged: Mapping
     if not parkings:
         return
     own = [p.resource_key for p in parkings]
-    _leave_behind(c, d, parkings)
+    _arm_former(c, d, parkings)
     armed = _armed(c, d, {p.parked_on: p.recheck_at for p in parkings}, own)
     rows = []
     for p in parkings:
@@ -241,8 +242,8 @@ def park(c: Connection, d: Dialect, parkings: Sequence[Parking], judged: Mapping
 _PARKED: Final = {"resource_key": "text", "priority": "int", "parked_on": "text", "recheck_at": "timestamptz"}
 
 
-def _leave_behind(c: Connection, d: Dialect, parkings: Sequence[Parking]) -> None:
-    """A turn that moves to another resource may have been the one its old resource is looked at by: arm the next."""
+def _arm_former(c: Connection, d: Dialect, parkings: Sequence[Parking]) -> None:
+    """Arm the resources that these keys were parked on before: the turn that moves away may have been the first due."""
     rows = d.run(
         c,
         f"SELECT t.parked_on, count(*) FROM {d.records('doc', {'resource_key': 'text', 'parked_on': 'text'})} AS r"
@@ -255,9 +256,9 @@ def _leave_behind(c: Connection, d: Dialect, parkings: Sequence[Parking]) -> Non
 
 
 def _armed(c: Connection, d: Dialect, times: Mapping[str, datetime], own: Sequence[str]) -> set[str]:
-    """The resources on which some parked turn is already looked at early enough.
+    """The resources on which a parked turn is rechecked by the time that ``times`` gives, or earlier.
 
-    The turns of ``own`` keys do not count: they are about to be written over.
+    The turns of ``own`` keys do not count: they are about to be overwritten.
     """
     rows = d.run(
         c,
@@ -289,10 +290,10 @@ def _still_judged(c: Connection, d: Dialect, keys: Sequence[str], judged: Mappin
 
 
 def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime, *, oldest_first: bool = False) -> int:
-    """Turn up to ``limit`` turns parked on a resource into ordinary ones, best first; returns how many.
+    """Make up to ``limit`` turns parked on a resource ordinary ones, best first; returns how many.
 
     ``oldest_first``: for probes. One that fails parks anew, at the back, so the next is another key's: an account that
-    is ill by itself and comes first by priority would otherwise keep all others waiting.
+    fails by itself and comes first by priority would otherwise keep all others waiting.
     Call it in a statement after the one that wrote the resource row. If more are parked, the next is rechecked a
     second later, so that staging goes on releasing.
     """
@@ -312,7 +313,7 @@ def release(c: Connection, d: Dialect, parked_on: str, limit: int, now: datetime
 
 
 def arm(c: Connection, d: Dialect, parked_on: str, recheck_at: datetime, *, skip: int = 0) -> None:
-    """See that one of the turns parked on a resource is looked at by ``recheck_at``; the first ``skip`` leave it."""
+    """Recheck a turn parked on a resource by ``recheck_at``; ``skip`` more, because so many are about to leave it."""
     first = d.chosen("SELECT id FROM {turn} WHERE parked_on = :parked_on ORDER BY id LIMIT :few {skip_locked}")
     d.later(
         c,
@@ -325,7 +326,7 @@ RECHECK_BATCH: Final = 500
 
 
 def recheck_in(roll: float) -> timedelta:
-    """How long a parked turn rests at most: `RECHECK`, a quarter more or less, so that not all come at once."""
+    """How long a parked turn rests unless it is released: `RECHECK`, a quarter more or less, so that they spread."""
     return RECHECK * (0.75 + 0.5 * roll)
 
 
@@ -370,12 +371,12 @@ def stranded(c: Connection, d: Dialect, limit: int = 1000) -> list[tuple[str, in
 
 
 BATCH: Final = 500
-_KEYS: Final = 200
+_KEYS: Final = 200  # resources of one look
 _WAITS: Final = "state = 'scheduled' AND waiting_for IS NOT NULL"
 
 
 def due_for(c: Connection, d: Dialect, now: datetime) -> list[str]:
-    """The resources that due jobs have been waiting for."""
+    """The resources that due jobs wait for, up to `_KEYS` of them."""
     rows = d.run(
         c,
         f"SELECT DISTINCT waiting_for FROM {{job}} WHERE {_WAITS} AND run_at <= :now ORDER BY waiting_for LIMIT :limit",
@@ -385,7 +386,7 @@ def due_for(c: Connection, d: Dialect, now: datetime) -> list[str]:
 
 
 def put_off(c: Connection, d: Dialect, key: str, now: datetime, until: datetime, *, spare: int) -> int:
-    """Due jobs that wait for ``key`` wait on, but for the best ``spare`` of them; returns how many."""
+    """Let due jobs that wait for ``key`` wait ``until`` then, but for the best ``spare``; returns how many."""
     others = d.chosen(
         f"SELECT id FROM {{job}} WHERE {_WAITS} AND waiting_for = :key AND run_at <= :now"
         " ORDER BY priority DESC, run_at, id LIMIT :limit OFFSET :spare {skip_locked}"
@@ -399,7 +400,7 @@ def put_off(c: Connection, d: Dialect, key: str, now: datetime, until: datetime,
 
 
 def hasten(c: Connection, d: Dialect, key: str, limit: int, now: datetime) -> int:
-    """The gate of ``key`` opened: the best ``limit`` of the jobs that wait for it are due; returns how many.
+    """Make the best ``limit`` of the jobs that wait for ``key`` due, because its gate opened; returns how many.
 
     Call it in a statement after the one that wrote the resource row.
     """

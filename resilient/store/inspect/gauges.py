@@ -1,7 +1,7 @@
 """What the database's gauges show: how much waits, runs, is stopped and lags; from a bounded number of jobs.
 
-Nothing here counts millions: of each state up to `COUNTED` jobs are looked at, and `Gauges.cut_off` names the states of
-which there are more. Names are as the rows have them; whoever shows them keeps to what the program declares.
+Nothing here counts millions: of each state up to `COUNTED` jobs are looked at, and `Gauges.cut_off` names the states
+that reach this bound. Names are as the rows have them; whoever shows them keeps to what the program declares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resilient.store.inspect.pages import Cause, DestinationRow
 
 COUNTED: Final = 20_000  # jobs of each state
-_LONGEST: Final = "5s"  # for one statement: a scrape must not wait, nor keep a busy database busier
+_TIMEOUT: Final = "5s"  # of one statement (PostgreSQL): a scrape must not wait, nor keep a busy database busier
 _STATES: Final = (JobState.BLOCKED, JobState.SCHEDULED, JobState.READY, JobState.RUNNING, JobState.DEAD)
 _ACCOUNTS: Final = 1_000  # whose runnable jobs are looked at
 _ALERTS: Final = 1_000
@@ -46,7 +46,7 @@ class Gauges:
 
     at: datetime
     jobs: Mapping[tuple[str, str, str], int]  # by state, kind and first segment of the resource key
-    cut_off: frozenset[str]  # states that have more
+    cut_off: frozenset[str]  # states with `COUNTED` jobs or more, whose numbers may be too low
     runnable: list[Runnable]
     causes: list[Cause]
     destinations: list[DestinationRow]
@@ -59,7 +59,7 @@ class Gauges:
 def read(c: Connection, d: Dialect, destinations: Iterable[str]) -> Gauges:
     """Read them all."""
     if d.is_postgresql:
-        d.run(c, f"SELECT set_config('statement_timeout', '{_LONGEST}', true), set_config('jit', 'off', true)").all()
+        d.run(c, f"SELECT set_config('statement_timeout', '{_TIMEOUT}', true), set_config('jit', 'off', true)").all()
     now = d.now(c)
     jobs: dict[tuple[str, str, str], int] = {}
     cut_off: set[str] = set()
@@ -99,13 +99,14 @@ def _root(d: Dialect) -> str:
 
 
 def runnable(c: Connection, d: Dialect) -> list[Runnable]:
-    """What could run now: on PostgreSQL the view for autoscalers; on SQLite without a look at the gates."""
+    """What could run now: on PostgreSQL the view for autoscalers; on SQLite ready jobs, without a look at the gates."""
     sql = "SELECT provider, kind, runnable AS number, oldest_at FROM {scaling}"
     if not d.is_postgresql:
         sql = (
-            f"SELECT {_root(d)} AS provider, kind, count(*) AS number, min(run_at) AS oldest_at FROM {{job}} WHERE"
-            " state = 'ready' AND resource_key IN"
-            f" (SELECT resource_key FROM {{turn}} WHERE parked_on IS NULL LIMIT {_ACCOUNTS}) GROUP BY 1, 2"
+            f"SELECT {_root(d)} AS provider, kind, count(*) AS number, min(run_at) AS oldest_at FROM"
+            " (SELECT resource_key, kind, run_at FROM {job} WHERE state = 'ready' AND resource_key IN"
+            f" (SELECT resource_key FROM {{turn}} WHERE parked_on IS NULL LIMIT {_ACCOUNTS}) LIMIT {COUNTED}) AS part"
+            " GROUP BY 1, 2"
         )
     return [Runnable(*row) for row in d.run(c, sql, provider=None, kind=None, number=None, oldest_at=TIME).all()]
 

@@ -76,7 +76,7 @@ class Ask:
     resources: Sequence[str] = ()  # patterns of what it serves; none: everything
     batches: Mapping[str, int] = field(default_factory=dict)  # kinds whose jobs share a slot, and how many of them
     rooms: Callable[[set[str]], dict[str, int]] | None = None  # accounts to the slots each may have; None: all
-    stated: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)  # what answers say of keys; see `Level`
+    stated: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)  # limits in answers, by key; see `Level`
     budgets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # key to kind to budget
     limited: bool = True  # whether keys probably have limits, so that they are read with the first look
     careful: bool = False  # wait for nobody who holds an ancestor (in an open transaction): see `db/dialect.py`
@@ -90,8 +90,8 @@ class Claimed:
     since: float  # by `leases.clock`, before its first statement: from here the leases of its jobs count
     jobs: list[ClaimedJob] = field(default_factory=list)  # in the order to start
     turns: list[turns.Turn] = field(default_factory=list)
-    turn_count: int = 0  # of turns that were taken, several of one key counted
-    missing: list[str] = field(default_factory=list)  # keys without a resource row: `resources.ensure` them
+    turn_count: int = 0  # turns that were taken, each of a key's counted
+    missing: list[str] = field(default_factory=list)  # keys that may have no resource row: `resources.ensure` them
     unknown: list[str] = field(default_factory=list)  # keys that only hold kinds this worker does not run
     conflicts: list[str] = field(default_factory=list)  # keys with a job, or (if careful) below a key, that is locked
     full: list[str] = field(default_factory=list)  # keys whose account may have no more slots
@@ -100,7 +100,7 @@ class Claimed:
     probes: dict[UUID, Probes] = field(default_factory=dict)  # job to the breakers it probes
     lost: int = 0  # candidates that another transaction changed or locked
     continued: int = 0  # keys that got a new turn, or kept theirs
-    unserved: int = 0  # keys whose turn came when all slots were promised
+    unserved: int = 0  # keys that got no slot: the worker's, or their account's, were promised
     slots: int = 0  # how many of the worker's free slots are used
     limited: bool = False  # some of the keys have limits
 
@@ -125,12 +125,12 @@ class _Claim:
         self.turns, self.now, self.facts, self.locked = snapshot.turns, snapshot.now, snapshot.facts, snapshot.locked
         self.missing: list[str] = []
         self.again: dict[str, int] = {}  # keys that get an ordinary turn, with its priority
-        self.turned: set[str] = set()  # keys that got a turn with the statement that lost their candidates
+        self.turned: set[str] = set()  # keys that got a turn from the UPDATE, which lost a candidate
         self.parkings: list[turns.Parking] = []
         self.before: dict[str, Level] = {}  # each key of the paths as it was read
         self.levels: dict[str, Level] = {}  # and with the jobs that were admitted
         self.kinds = frozenset(ask.kinds)
-        self.mixed: set[str] = set()  # keys that also hold kinds this worker does not run
+        self.mixed: set[str] = set()  # keys with more ready jobs: of kinds not run here, or of a used-up budget
         self.used_up: dict[str, Stop] = {}  # keys whose jobs all wait for budgets
         self.limits = snapshot.limits  # None: not read yet, or before the last lock
 
@@ -160,7 +160,7 @@ class _Claim:
         absent = {a for a in above if a not in self.facts}
         self.missing, leaves = sorted(absent), []
         for t in self.turns:
-            if t.resource_key not in self.locked:  # another worker's, or without a row yet: `ensure` suits both
+            if t.resource_key not in self.locked:  # another worker's, or without a row yet: `ensure` is right for both
                 self.missing.append(t.resource_key)
             elif absent.isdisjoint(ancestors(t.resource_key)):
                 leaves.append(t)
@@ -224,13 +224,13 @@ class _Claim:
         within = _within(rows, budget_of, rooms)
         if len(within) == len(rows):
             return within
-        if not within:  # others may stand behind them
+        if not within:  # jobs of other kinds may come after them
             kinds = [kind for kind in self.ask.kinds if budget_of.get(kind) not in stops]
             more = best_ready(self.c, self.d, [key], self.ask.per_key + 1, kinds).get(key, []) if kinds else []
             within = _within(more, budget_of, rooms)
         if within:
             self.mixed.add(key)
-        else:  # parked where there is room first
+        else:  # park on the budget that has room first
             self.used_up[key] = min(stops.values(), key=_end)
         return within
 
@@ -239,17 +239,17 @@ class _Claim:
 
         Its row is deeper than the leaf that is locked already, so it is not waited for: see `_drop_idle`.
         """
-        _, got, read = resources.lock_leaves(self.c, self.d, [budget], [budget])
-        self.locked.update(got)
-        if budget not in read or read[budget].calm:
-            return self.ask.per_key + BATCH_ROWS, None
-        facts = self.facts[budget] = read[budget]
+        most = self.ask.per_key + BATCH_ROWS
+        _, locked, rows = resources.lock_leaves(self.c, self.d, [budget], [budget])
+        self.locked.update(locked)
+        if budget not in rows or rows[budget].calm:
+            return most, None
+        facts = self.facts[budget] = rows[budget]
         policy, running = self._policy(budget), 0
         if admission.needs_count(facts, policy, self.now):
             kinds = [kind for kind, name in self.ask.budgets[key].items() if name == budget]
             running = resources.count_running_kinds(self.c, self.d, key, kinds)
         states = limits.read(self.c, self.d, [budget]).get(budget, _NO_LIMITS)
-        most = self.ask.per_key + BATCH_ROWS
         verdict = admit([Level(facts, policy, states, running)], most, self.now, self.ask.worker_id)
         return verdict.count, None if verdict.count else verdict.stop
 
@@ -303,9 +303,9 @@ class _Claim:
         last = max(map(_lock_order, self.locked))
         ahead = [a for a in shared if self.ask.careful or _lock_order(a) < last]
         if ahead:
-            _, got, fresh = resources.lock_leaves(self.c, self.d, ahead)
+            _, locked, fresh = resources.lock_leaves(self.c, self.d, ahead)
             self.facts.update(fresh)
-            self.locked.update(got)
+            self.locked.update(locked)
         if behind := [a for a in shared if a not in ahead]:
             fresh = resources.lock_waiting(self.c, self.d, behind)
             self.facts.update(fresh)
@@ -411,6 +411,7 @@ class _Claim:
             self.c, self.d, rows, self.ask.worker_id, self.now, self.now + self.ask.lease, turn_of=turn_of,
         ) if rows else Rows()  # fmt: skip
         out.jobs = rows
+        # A parked turn or a probe depends on who was lost, which must then be read before they are written.
         is_bound = bool(self.parkings) or any(probes for _, _, probes in chosen)
         if is_bound:
             self.d.send(self.c)
@@ -431,7 +432,7 @@ class _Claim:
         lost: Rows,
         out: Claimed,
     ) -> None:
-        """Take in which candidates were lost; their keys have turns."""
+        """Note which candidates were lost, and what the others probe. The keys of lost ones have turns already."""
         gone = {row.id: row.is_locked for row in lost.all()}
         if gone:
             out.jobs = [row for row in out.jobs if row.id not in gone]
@@ -484,7 +485,7 @@ def _alike(rows: Sequence[ClaimedJob]) -> int:
 
 
 def _within(rows: Sequence[ClaimedJob], budget_of: Mapping[str, str], rooms: dict[str, int]) -> list[ClaimedJob]:
-    """The jobs that count for no budget, and those for which theirs has room; that room is taken."""
+    """The jobs that count for no budget, and those whose budget has room; lowers ``rooms`` by these."""
     within = []
     for row in rows:
         budget = budget_of.get(row.kind)
@@ -521,8 +522,8 @@ def start_if_ready(
 ) -> Rows:
     """Start ready jobs that are not locked and still have their version, under a lease.
 
-    Returns those that were not (id, is_locked), after the next round trip. Their keys get the turns of ``turn_of``, in
-    the same statement where it can: a crash after it must not leave a key without one.
+    Returns the lost ones (id, is_locked), to be read after the next round trip. Their keys get the turns of
+    ``turn_of``, on PostgreSQL in the same statement: a crash after it must not leave a key without one.
     """
     turn_of = turn_of or {}
     ordered = sorted(rows, key=_by_id)  # as everybody who locks several jobs
@@ -538,7 +539,7 @@ def start_if_ready(
     params["number"] = len(ordered)
     params["keys"] = d.pack_keys(["" if t is None else t.resource_key for t in picked])
     params["priorities"] = d.pack_ints([0 if t is None else t.priority for t in picked])
-    return cast("Rows", d.later(c, _free_ones(source), params, id=ID))
+    return cast("Rows", d.later(c, _start_free(source), params, id=ID))
 
 
 class _Lost(NamedTuple):
@@ -557,8 +558,8 @@ _IF_READY: Final = " WHERE {job}.id = p.id AND {job}.version = p.version AND {is
 
 
 @lru_cache(maxsize=4)
-def _free_ones(source: str) -> str:
-    # Whoever was lost is looked for only if somebody was, and in hashed lists: no join that grows with the square.
+def _start_free(source: str) -> str:
+    # The lost are looked for only if there are any, and in hashed lists: a join would grow with the square.
     return (
         "WITH free AS MATERIALIZED (SELECT id FROM {job} WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id {leaf_lock}),"
         f" started AS ({_START}{source}{_IF_READY} AND {{job}}.id = ANY(ARRAY(SELECT id FROM free))"

@@ -1,6 +1,6 @@
 """What a claim reads first: turns, their resources and those above them, limits, and the best ready jobs.
 
-One statement on PostgreSQL, because an idle worker's time until it starts a job is round trips.
+One round trip on PostgreSQL, because an idle worker's time until it starts a job is round trips.
 """
 
 from __future__ import annotations
@@ -114,18 +114,18 @@ def take_snapshot(
 ) -> Snapshot | None:
     """Take turns, lock and read their keys, read those above; None if there is no turn.
 
-    ``limited``: their limits too, on PostgreSQL in a second statement of the same round trip. That has to begin after
-    the locks were had: a claim that had them before may have drawn since this one's first statement began.
+    ``limited``: their limits too, on PostgreSQL in a second statement of the same round trip. It must begin after
+    the locks are had: a claim that had them before may have drawn since this one's first statement began.
     """
     if not d.is_postgresql:
         return _one_by_one(c, d, selection, per_key)
     sql, params = turns.taking(d, selection)
     if (now := d.host_now()) is not None:
         params["now"] = now
-    look = d.later(c, _statement(d, sql, limited), {**params, "per_key": per_key})
+    result = d.later(c, _statement(d, sql, limited), {**params, "per_key": per_key})
     limit_states = limits.read_noted(c, d) if limited else None
     d.send(c)
-    rows = look.all()
+    rows = result.all()
     jobs: dict[str, list[ClaimedJob]] = {}
     turn_rows, locked, facts = [], set[str](), {}
     for row in rows:
@@ -171,7 +171,7 @@ _WIDTHS: Final = (3, resources.WIDTH, len(ClaimedJob._fields))
 _TURN, _RESOURCE, _JOB = (slice(2 + sum(_WIDTHS[:n]), 2 + sum(_WIDTHS[: n + 1])) for n in range(3))
 _PARENTS: Final = (
     "SELECT DISTINCT array_to_string((string_to_array(t.resource_key, '/'))[1:n], '/') AS key FROM taken t"
-    # As deep as the key is, not as it may be: one that somebody wrote by hand must not wait for a parent never read.
+    # As deep as the key is: one that was written by hand, deeper than keys may be, must not wait for a parent.
     " CROSS JOIN LATERAL generate_series(1, array_length(string_to_array(t.resource_key, '/'), 1) - 1) AS n"
 )
 

@@ -85,7 +85,7 @@ COLUMNS: Final = (
 )
 BY_NAME: Final = {column.name: column for column in COLUMNS}
 
-# What every end of a job writes beside its state and its time: nothing is held, asked for or waited for any more.
+# What every end of a job writes beside its state and time: it has no unique key, no request and no wait any more.
 AT_THE_END: Final[Mapping[str, bool | None]] = MappingProxyType(
     {"unique_lock": None, "once_more": False, "wish": None, "cancel_requested": False, "waiting_for": None}
 )
@@ -105,7 +105,7 @@ def names(writer: Writer) -> tuple[str, ...]:
 class NewJob(NamedTuple):
     """A job to insert. ``run_at`` or ``delay`` make it scheduled, else it is ready.
 
-    ``delay`` and ``expires_in`` are seconds from the database's now. `like` counts on the order of the first four.
+    ``delay`` and ``expires_in`` are seconds from the database's now. `like` relies on the order of the first four.
     """
 
     id: UUID
@@ -161,12 +161,12 @@ def has_only(columns: Iterable[str]) -> Callable[[NewJob], bool]:
     """Whether a job has its default in every other field: the guard of a statement that writes only these columns."""
     others = [name for name in NewJob._fields if name not in columns]
     values = getter(others)
-    usual = tuple(NewJob._field_defaults[name] for name in others)
-    return lambda job: values(job) == usual
+    defaults = tuple(NewJob._field_defaults[name] for name in others)
+    return lambda job: values(job) == defaults
 
 
 def parameter(name: str) -> str:
-    """A column's value as a parameter of its name (PostgreSQL, which sees by itself what text is for)."""
+    """A column's value as a parameter of its name (PostgreSQL, which infers by itself which texts are ``text``)."""
     type_ = BY_NAME[name].type
     return f":{name}" if type_ == "text" else f"CAST(:{name} AS {type_})"
 

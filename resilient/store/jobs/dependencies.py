@@ -83,20 +83,20 @@ def resolve(
 
     Returns how many edges were dealt with, and which waiting jobs were cancelled over it.
     """
-    dealt, cancelled, last = 0, list["UUID"](), ""
+    count, cancelled, last = 0, list["UUID"](), ""
     while True:
         rows = _open(c, d, waiting, last)
         if rows:
-            dealt, cancelled = _resolve(c, d, rows, now)
-        if dealt or waiting is not None or len(rows) < RESOLVE_LIMIT:
-            return dealt, cancelled
+            count, cancelled = _resolve(c, d, rows, now)
+        if count or waiting is not None or len(rows) < RESOLVE_LIMIT:
+            return count, cancelled
         last = d.id(rows[-1][0])  # somebody holds all of these: others are behind them
 
 
 def _open(c: Connection, d: Dialect, waiting: Collection[UUID] | None, last: str) -> Sequence[tuple[UUID, UUID]]:
     """The unresolved edges of these waiting jobs, or some of those behind the job ``last``."""
     among = _after(d, "job_id") if waiting is None else f"job_id {d.among('ids', 'uuid')}"
-    params: dict[str, Any] = {"limit": RESOLVE_LIMIT, "after_id": last}
+    params: dict[str, Any] = {"limit": RESOLVE_LIMIT, "after_job_id": last}
     rows: Sequence[tuple[UUID, UUID]] = d.run(
         c,
         f"SELECT job_id, blocker_id FROM {{dependency}} WHERE NOT resolved AND {among} ORDER BY job_id"
@@ -197,10 +197,10 @@ def blockers_of(c: Connection, d: Dialect, ids: Sequence[UUID]) -> set[UUID]:
 
 
 def wait_again(c: Connection, d: Dialect, ids: Collection[UUID], retried: Collection[UUID]) -> Counter[UUID]:
-    """For how many blockers each of these jobs waits, which are locked and about to be retried.
+    """Let locked jobs that are about to be retried wait again; returns for how many blockers each of them waits.
 
-    Their edges are to be resolved again; what they waited for that is over, and not ``retried`` with them, is
-    forgotten. Of those too some may not be marked followed: nobody has resolved the edge yet.
+    Edges to blockers that are over, and not ``retried`` with them, are deleted. The others become unresolved, also
+    those to ``retried`` jobs: one may not be marked followed, because nobody has resolved its edge yet.
     """
     if not ids:
         return Counter()
@@ -332,25 +332,27 @@ WINDOW: Final = 2_000
 
 
 class Walk(NamedTuple):
-    """The place of a walk through all edges and all blocked jobs: the last waiting job of each."""
+    """How far a walk through all edges and all blocked jobs has come: the last of each; empty: the start."""
 
-    edges: str = ""
-    jobs: str = ""
+    edge: tuple[str, str] = ("", "")  # waiting job and blocker: one job may have more edges than a window
+    job: str = ""
 
 
 def repair(c: Connection, d: Dialect, walk: Walk, now: datetime) -> tuple[list[UUID], Walk]:
     """Check the next edges and the next blocked jobs; lets stranded ones go on and returns them.
 
     Stranded are jobs with an edge whose blocker ended without releasing it (it is made unresolved again), and jobs that
-    wait without any edge. A bug if there are any.
+    wait without any edge. There are none, unless the engine has a bug.
     """
     rows = d.run(
         c,
         "SELECT e.job_id, e.blocker_id, e.resolved AND (b.id IS NULL OR b.state = 'succeeded' OR NOT b.followed"
         "  OR (w.state = 'blocked' AND b.state IN ('dead', 'cancelled') AND e.on_dead <> 'wait')) AS stale"
-        f" FROM (SELECT * FROM {{dependency}} WHERE {_after(d, 'job_id')} ORDER BY job_id, blocker_id LIMIT :limit) e"
-        " LEFT JOIN {job} w ON w.id = e.job_id LEFT JOIN {job} b ON b.id = e.blocker_id ORDER BY e.job_id",
-        {"after_id": walk.edges, "limit": WINDOW},
+        f" FROM (SELECT * FROM {{dependency}} WHERE {_after(d, 'job_id', 'blocker_id')}"
+        "  ORDER BY job_id, blocker_id LIMIT :limit) e"
+        " LEFT JOIN {job} w ON w.id = e.job_id LEFT JOIN {job} b ON b.id = e.blocker_id"
+        " ORDER BY e.job_id, e.blocker_id",
+        {"after_job_id": walk.edge[0], "after_blocker_id": walk.edge[1], "limit": WINDOW},
         job_id=ID,
         blocker_id=ID,
         stale=None,
@@ -362,22 +364,26 @@ def repair(c: Connection, d: Dialect, walk: Walk, now: datetime) -> tuple[list[U
         "SELECT j.id, j.waits, EXISTS (SELECT 1 FROM {dependency} e WHERE e.job_id = j.id) AS has_edge FROM"
         f" (SELECT id, waits FROM {{job}} WHERE state = 'blocked' AND ordering_key IS NULL AND {_after(d, 'id')}"
         "  ORDER BY id LIMIT :limit) j ORDER BY j.id",
-        {"after_id": walk.jobs, "limit": WINDOW},
+        {"after_id": walk.job, "limit": WINDOW},
         id=ID,
         waits=None,
         has_edge=None,
     ).all()
     alone = {r[0]: max(1, r[1]) for r in blocked if not r[2]}
     ready.unblock(c, d, alone, now)
-    further = Walk(*(d.id(window[-1][0]) if len(window) == WINDOW else "" for window in (rows, blocked)))
+    further = Walk()
+    if len(rows) == WINDOW:
+        further = further._replace(edge=(d.id(rows[-1][0]), d.id(rows[-1][1])))
+    if len(blocked) == WINDOW:
+        further = further._replace(job=d.id(blocked[-1][0]))
     return sorted({e.job_id for e in stale} | alone.keys()), further
 
 
-def _after(d: Dialect, column: str) -> str:
+def _after(d: Dialect, *columns: str) -> str:
+    """The condition that ids are greater than the parameters ``after_<column>``; empty ones are smaller than all."""
     least = "00000000-0000-0000-0000-000000000000"
-    if d.is_postgresql:
-        return f"{column} > CAST(coalesce(nullif(:after_id, ''), '{least}') AS uuid)"
-    return f"{column} > :after_id"
+    value = f"CAST(coalesce(nullif(:after_%s, ''), '{least}') AS uuid)" if d.is_postgresql else ":after_%s"
+    return f"({', '.join(columns)}) > ({', '.join(value % column for column in columns)})"
 
 
 # -- the end of jobs, and what follows from it -------------------------------------------------------------------------
@@ -421,12 +427,15 @@ class Ends:
         *,
         gone: bool = False,
     ) -> None:
-        """Add ended jobs, and deal with those that waited for them; see `release_followers`."""
+        """Add ended jobs, and deal with those that waited for them; see `release_followers`.
+
+        ``gone`` is true of these alone: a job that is cancelled over one of them stays.
+        """
         self.in_order.update(in_order)
         just = sorted(followed)
         while just:
             self._over.update(just)
-            just = ended(c, d, just, now, gone=gone)  # those that are cancelled now have followers too
+            just, gone = ended(c, d, just, now, gone=gone), False  # those that are cancelled now have followers too
             self.in_order.update(just)
 
     def go_on(self, c: Connection, d: Dialect, now: datetime, *, gone: bool = False) -> None:
@@ -460,6 +469,6 @@ def release_followers(
 
 def resolve_dependencies(c: Connection, d: Dialect, now: datetime, waiting: Collection[UUID] | None = None) -> int:
     """`resolve`, and release what waited for the jobs that it cancelled; returns how many edges were dealt with."""
-    dealt, cancelled = resolve(c, d, now, waiting)
+    count, cancelled = resolve(c, d, now, waiting)
     release_followers(c, d, cancelled, cancelled, now)
-    return dealt
+    return count

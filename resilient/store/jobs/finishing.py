@@ -131,9 +131,9 @@ _SUCCESS: Final = decide(
 
 
 def ends_of(transition: Transition) -> frozenset[tuple[str, bool]]:
-    """What `leases.ends` may read of a job for which it was written: the state, and whether no lost worker counts.
+    """What `leases.ends` may read of a job once this was written: its state, and whether it has no rescues.
 
-    What runs once more may be wished for a later time, and begins without the lost workers of the operation before.
+    A job that runs once more may be wished for a later time, and its new operation begins without rescues.
     """
     ends = set[tuple[str, bool]]()
     for one in transition.choices():
@@ -454,9 +454,9 @@ def expire(
 ) -> int:
     """Let waiting jobs past their expiry die, with a history row; returns how many.
 
-    One that is to run once more does: the expiry was that of the operation that waits.
+    One that is to run once more does: only its operation that waits has expired.
 
-    ``careful``: one by one, but for those whose ordering key or workflow somebody holds (see `db/dialect.py`).
+    ``careful``: one by one, without those whose ordering key or workflow somebody holds (see `db/dialect.py`).
     """
     limit_lock_waits(c, d, SHORT_LOCK_WAIT if careful else LOCK_WAIT)
     rows = d.run(

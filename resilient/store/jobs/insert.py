@@ -197,18 +197,18 @@ def holder(c: Connection, d: Dialect, kind: str, unique_key: str) -> KeyHolder |
 
 
 def keep_if_waiting(c: Connection, d: Dialect, old: KeyHolder) -> bool:
-    """Let a job that is ready or scheduled not start before this transaction ends, so that it sees what that writes.
+    """Keep a ready or scheduled job from starting before this transaction ends, so that it reads what that writes.
 
-    False if it has started, or has ended. No blocked job: whoever lets it go on has its ordering key locked by then.
+    False if it has started or ended. Not for a blocked job: whoever lets it go on has its ordering key locked by then.
     """
     where = "id = :id AND state IN ('scheduled', 'ready') AND unique_lock IS NOT NULL"
     return d.run(c, f"SELECT 1 FROM {{job}} WHERE {where} {{stay_lock}}", {"id": d.id(old.id)}).first() is not None
 
 
 def replace_if_waiting(c: Connection, d: Dialect, old: KeyHolder, new: NewJob, now: datetime) -> bool:
-    """Make a waiting job what a newer one with the same unique key is, with a fresh budget.
+    """Overwrite a waiting job with a newer one of the same unique key; its attempts begin anew.
 
-    Of one that was executed before it is a new operation: its old key may stand for a request with the old payload.
+    If it was executed before, it gets a new idempotency key: the old one may stand for a request with the old payload.
     """
     params = {"id": d.id(old.id), "held": old.version, "now": now} | _wish(new, now)
     state = "scheduled" if new.is_later else "ready"
@@ -236,13 +236,13 @@ _PARAMS: Final = {name: name for name in _WISHED} | {"unique_until": "uniqueness
 
 
 def _wish(new: NewJob, now: datetime) -> dict[str, Any]:
-    """What a newer job says that the one with its unique key is to be."""
+    """What a newer job asks of the job that has its unique key: parameters (`_PARAMS`) with their values."""
     own = {param: getattr(new, name) for name, param in _PARAMS.items() if name not in _WISHED_TIMES}
     return own | {"run_at": new.start(now), "expires_at": new.expiry(now)}
 
 
 def _granting(d: Dialect, key: str = "{job}.idempotency_key") -> str:
-    """The SET that makes a job what is wished; ``key``: its idempotency key, if the wish names none."""
+    """The SET that writes a wish; ``key``: the SQL of the idempotency key, if the wish names none."""
     special = {name: json_param(d, name, BY_NAME[name].type) for name in ("payload", "tags", "trace")}
     special |= {
         "idempotency_key": f"coalesce(:idempotency_key, {key})",
@@ -270,7 +270,7 @@ def mark_once_more(c: Connection, d: Dialect, id_: UUID, now: datetime, new: New
 
 
 def grant_wishes(c: Connection, d: Dialect, ids: Sequence[UUID], now: datetime) -> None:
-    """Make jobs that run once more, and are locked here, what is wished. An expiry that has passed was the last run's.
+    """Write the wishes of locked jobs that run once more. An expiry that has passed was the last run's: it is cleared.
 
     No version is raised: the statement that let them run once more has raised it.
     """
@@ -310,8 +310,8 @@ _EVENT: Final = (
 )  # fmt: skip
 _is_event: Final = has_only(_EVENT)
 _event_values: Final = getter(_EVENT)
-_LANE: Final = (
-    "lane AS (INSERT INTO {order} (resource_key, ordering_key, last_no, head_id, seek_no, updated_at)"
+_PLACE: Final = (
+    "place AS (INSERT INTO {order} (resource_key, ordering_key, last_no, head_id, seek_no, updated_at)"
     " VALUES (:resource_key, :ordering_key, 1, CAST(:id AS uuid), 1, clock_timestamp())"
     " ON CONFLICT (resource_key, ordering_key) DO UPDATE SET last_no = {order}.last_no + 1,"
     " head_id = coalesce({order}.head_id, excluded.head_id), updated_at = excluded.updated_at"
@@ -324,7 +324,7 @@ _EVENT_COLUMNS: Final = {
     "waits": "CASE WHEN is_head THEN 0 ELSE 1 END",
     **{name: _EVENT_DERIVED[name] for name in names(Writer.INSERT)},
 }
-_APPEND: Final = f"({', '.join(_EVENT_COLUMNS)}) SELECT {', '.join(_EVENT_COLUMNS.values())} FROM lane"
+_APPEND: Final = f"({', '.join(_EVENT_COLUMNS)}) SELECT {', '.join(_EVENT_COLUMNS.values())} FROM place"
 
 
 def can_append(d: Dialect, j: NewJob) -> bool:
@@ -336,7 +336,7 @@ def append(c: Connection, d: Dialect, j: NewJob) -> None:
     """Insert a job with the next number of its key, and a turn if it is the head. Locks the key until the commit."""
     params = dict(zip(_EVENT, _event_values(j), strict=True))
     params["id"] = j.id.hex
-    ready.insert(c, d, _APPEND, params, first=_LANE, ids=False)
+    ready.insert(c, d, _APPEND, params, first=_PLACE, ids=False)
 
 
 # -- many jobs: COPY ---------------------------------------------------------------------------------------------------
@@ -369,15 +369,15 @@ def _copy_chunks(jobs: Sequence[NewJob], now: datetime, best: dict[str, int]) ->
 
 
 def _copy_lines(jobs: Sequence[NewJob], now: datetime, best: dict[str, int]) -> Iterator[str]:
-    """One line a job; what many have in common is written once. Notes the best priority of each key with ready ones."""
+    """One line a job; what many have in common is encoded once. Notes the best priority of each key with ready ones."""
     common: dict[tuple[Any, ...], tuple[str, str]] = {}
     before, once = None, ("", "")
     for j in jobs:
         if (shared := _shared_values(j)) != before:  # quicker than to look it up
             before = shared
             if shared not in common:
-                words = "\t".join(_copy_shared(j, now).values())
-                common[shared] = ("scheduled" if j.is_later else "ready", words)
+                text = "\t".join(_copy_shared(j, now).values())
+                common[shared] = ("scheduled" if j.is_later else "ready", text)
             once = common[shared]
         state, rest = once
         if j.waits > 0:

@@ -95,7 +95,7 @@ def hold(c: Connection, d: Dialect, newcomers: Iterable[Newcomer], ended: Iterab
         f" SELECT resource_key, ordering_key, 0, 1, {d.now_sql} FROM"
         f" (SELECT resource_key, ordering_key FROM {d.records('doc', _KEY)} AS p UNION"
         " SELECT resource_key, ordering_key FROM {job} WHERE ordering_key IS NOT NULL"
-        f" AND id {d.among('ids', 'uuid')}) AS lanes WHERE true ORDER BY resource_key, ordering_key"
+        f" AND id {d.among('ids', 'uuid')}) AS keys WHERE true ORDER BY resource_key, ordering_key"
         " ON CONFLICT (resource_key, ordering_key) DO UPDATE SET seek_no = {order}.seek_no",
         {"doc": json.dumps(doc), "ids": d.pack_ids(sorted(ended, key=_BY_INT))}
         | ({} if d.host_now() is None else {"now": d.host_now()}),
@@ -140,7 +140,7 @@ def put_back(c: Connection, d: Dialect, numbers: Mapping[UUID, tuple[OrderingKey
         c,
         "INSERT INTO {order} (resource_key, ordering_key, last_no, seek_no, updated_at)"
         f" SELECT resource_key, ordering_key, n, n, :now FROM {d.records('doc', {**_KEY, 'n': 'bigint'})} AS p"
-        " WHERE true ON CONFLICT (resource_key, ordering_key) DO UPDATE SET"  # there: it may have been pruned
+        " WHERE true ON CONFLICT (resource_key, ordering_key) DO UPDATE SET"  # the row may have been pruned
         " seek_no = CASE WHEN excluded.seek_no < {order}.seek_no THEN excluded.seek_no ELSE {order}.seek_no END,"
         " last_no = CASE WHEN excluded.last_no > {order}.last_no THEN excluded.last_no ELSE {order}.last_no END",
         {"doc": json.dumps(doc), "now": now},
@@ -213,7 +213,7 @@ def _next(c: Connection, d: Dialect, ordering_keys: Mapping[OrderingKey, int]) -
 
 
 def repair(c: Connection, d: Dialect, now: datetime) -> int:
-    """Advance ordering keys with blocked jobs and no head, or one that is over; returns how many. A bug if any.
+    """Advance ordering keys with blocked jobs and no head, or one that is over; returns how many: 0 but for a bug.
 
     A loose index scan: one probe for each ordering key with blocked jobs, never one for each of them.
     """
@@ -222,15 +222,15 @@ def repair(c: Connection, d: Dialect, now: datetime) -> int:
         " AND j.ordering_key IS NOT NULL AND (j.resource_key, j.ordering_key) > (%s)"
         " ORDER BY j.resource_key, j.ordering_key LIMIT 1"
     )
-    key, name = (f"(SELECT s.{column} FROM ({step % 'lanes.key, lanes.name'}) s)" for column in ("key", "name"))
+    key, name = (f"(SELECT s.{column} FROM ({step % 'keys.key, keys.name'}) s)" for column in ("key", "name"))
     start = "'', ''"
     rows = d.run(
         c,
-        "WITH RECURSIVE lanes(key, name) AS ("
+        "WITH RECURSIVE keys(key, name) AS ("
         f" SELECT key, name FROM ({step % start}) AS first_one UNION ALL"
-        f" SELECT {key}, {name} FROM lanes WHERE lanes.key IS NOT NULL)"
-        " SELECT o.resource_key, o.ordering_key FROM lanes JOIN {order} o"
-        " ON o.resource_key = lanes.key AND o.ordering_key = lanes.name LEFT JOIN {job} j ON j.id = o.head_id"
+        f" SELECT {key}, {name} FROM keys WHERE keys.key IS NOT NULL)"
+        " SELECT o.resource_key, o.ordering_key FROM keys JOIN {order} o"
+        " ON o.resource_key = keys.key AND o.ordering_key = keys.name LEFT JOIN {job} j ON j.id = o.head_id"
         f" WHERE j.id IS NULL OR (j.finished_at IS NOT NULL AND NOT {HOLDS}) LIMIT {STRANDED_LIMIT}",
     ).all()
     stranded: dict[OrderingKey, int] = {}
@@ -238,7 +238,7 @@ def repair(c: Connection, d: Dialect, now: datetime) -> int:
         names = {"key": key, "name": name}
         this = "resource_key = :key AND ordering_key = :name"
         d.run(c, f"SELECT seek_no FROM {{order}} WHERE {this} {{row_lock}}", names).all()
-        row: Any = d.run(  # once more, now that it stays so: somebody may have let it go on meanwhile
+        row: Any = d.run(  # once more, under the lock: somebody may have advanced it meanwhile
             c,
             f"SELECT 1 FROM (SELECT head_id FROM {{order}} WHERE {this}) o LEFT JOIN {{job}} j ON j.id = o.head_id"
             f" WHERE j.id IS NULL OR (j.finished_at IS NOT NULL AND NOT {HOLDS})",

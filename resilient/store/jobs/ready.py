@@ -40,7 +40,7 @@ class ChangedJob(NamedTuple):
     resource_key: str
     priority: int
     followed: bool
-    ordering_key: str | None  # itself: SQLite 3.40 says of every column of a RETURNING that it IS NOT NULL
+    ordering_key: str | None  # no IS NOT NULL in SQL: SQLite 3.40 finds it true of every column in RETURNING
 
 
 _CHANGED: Final = " RETURNING " + ", ".join(f"{{job}}.{name}" for name in ChangedJob._fields)
@@ -128,7 +128,7 @@ def make_ready_if_version(
 
 
 def unblock(c: Connection, d: Dialect, fewer: Mapping[UUID, int], now: datetime) -> set[UUID]:
-    """Let blocked jobs wait for so many things fewer; those that wait for nothing more become ready, or scheduled.
+    """Lower ``waits`` of blocked jobs by ``fewer``; those that wait for nothing more become ready, or scheduled.
 
     Returns the ids that were still blocked.
     """

@@ -29,6 +29,7 @@ from resilient.surface.loop import run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence, Sequence
     from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
 
     import psycopg
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.surface.scratch import Scratch
 
 ROOT: Final = "bench"
-WARM: Final = "warm"  # begins the keys of jobs that run before the clock does
+WARM: Final = "warm"  # the keys of jobs that run before the clock starts begin with it
 DOWN: Final = f"{ROOT}/down"
 _ROOMY: Final = 10_000_000.0  # limits that cost their work and stop nobody
 
@@ -76,7 +77,7 @@ def build(
 ) -> Resilient:
     """The application in ``place``; with ``limits`` two job limits on every account.
 
-    ``sampled``: of so many root spans the SDK keeps; ``share``: of so many runs it is told.
+    ``sampled``: the share of root spans that the SDK keeps; ``share``: the share of runs that are traced (0 to 1).
     """
     two = [Limit(_ROOMY, per=60, counts="jobs"), Limit(_ROOMY, per=3600, counts="jobs")]
     return Resilient(
@@ -148,9 +149,11 @@ def run_crew(
         context.Process(target=_member, args=(far, task, (n, *args) if numbered else args), daemon=True)
         for n, (_, far) in enumerate(pipes)
     ]
+    running: list[SpawnProcess] = []
     try:
         for process in crew:
             process.start()
+            running.append(process)
         near_ends = [near for near, _ in pipes]
         for _, far in pipes:
             far.close()
@@ -164,11 +167,11 @@ def run_crew(
         ended = max(answer.get("finished_at") or time.perf_counter() for answer in answers)
         return Crew(ended - began, answers)
     except BaseException:
-        for process in crew:
+        for process in running:
             process.kill()
         raise
     finally:
-        for process in crew:
+        for process in running:
             process.join()
 
 
@@ -219,7 +222,7 @@ def _member(pipe: Connection, task: Callable[..., dict[str, Any]], args: tuple[A
 # How many are done stands in memory shared by the processes, one slot each, read a hundred times a second;
 # asking the database would be part of the load.
 
-_LOOK: Final = 0.01
+_POLL: Final = 0.01  # seconds
 _WARM_JOBS: Final = 500
 
 
@@ -249,13 +252,13 @@ async def _work(start: Start, number: int, done: MutableSequence[int], load: Loa
         await _warm_up(app, f"{WARM}-{number}", load.concurrency)
         worker = app.worker(concurrency=load.concurrency, except_kinds=[warm.kind])
         with ExitStack() as stack:
-            asking = None
+            begin_scraping = None
             if load.scraped:  # loaded and listening before the clock runs, as the rest of the worker is
-                stack.enter_context(_logged())
-                asking = stack.enter_context(_asked(app, worker))
+                stack.enter_context(_json_log())
+                begin_scraping = stack.enter_context(_scraping(app, worker))
             start()
-            if asking is not None:
-                asking()
+            if begin_scraping is not None:
+                begin_scraping()
             watching = asyncio.create_task(_watch(worker, number, done, load.jobs))
             await worker.run()
         return {"finished_at": await watching, "executions": worker.executions}
@@ -267,13 +270,13 @@ async def _warm_up(app: Resilient, key: str, concurrency: int) -> None:
     worker = app.worker(concurrency=concurrency, kinds=[warm.kind], resources=[key])
     running = asyncio.create_task(worker.run(signals=False))
     while worker.completer.written < _WARM_JOBS and not running.done():  # noqa: ASYNC110 - nothing tells
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL)
     worker.stop()
     await running
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
+def _json_log() -> Iterator[None]:
     """Write the log as ``--log json`` does, to nowhere; in a process that ends with the bench."""
     from resilient.surface.cli.logs import set_up  # noqa: PLC0415 - for one bench
 
@@ -283,7 +286,7 @@ def _logged() -> Iterator[None]:
 
 
 def tracing_of(sampled: float, share: float = 1.0) -> Tracing:
-    """Spans as OpenTelemetry's SDK makes them, thrown away by their exporter; see `build`. None if ``sampled`` is 0.
+    """Spans as OpenTelemetry's SDK makes them, thrown away by their exporter; see `build`. Without ``sampled`` no SDK.
 
     Raises `MissingExtra` without the SDK.
     """
@@ -309,7 +312,7 @@ def tracing_of(sampled: float, share: float = 1.0) -> Tracing:
 
 
 @contextmanager
-def _asked(app: Resilient, worker: Worker) -> Iterator[Callable[[], None]]:
+def _scraping(app: Resilient, worker: Worker) -> Iterator[Callable[[], None]]:
     """Serve metrics and probes; once its value is called, another process asks for all of them every second."""
     from resilient.surface.probes import Probes  # noqa: PLC0415 - for one bench
 
@@ -332,12 +335,12 @@ def _asked(app: Resilient, worker: Worker) -> Iterator[Callable[[], None]]:
 
 
 async def _watch(worker: Worker, number: int, done: MutableSequence[int], jobs: int) -> float:
-    """Stop the worker when all is done; when that was."""
+    """Stop the worker when all jobs are done; returns when that was (`time.perf_counter`)."""
     while True:
         done[number] = worker.completer.written
         if sum(done) >= jobs:
             break
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL)
     finished = time.perf_counter()
     worker.stop()
     return finished
@@ -423,7 +426,7 @@ def _stat(pid: int) -> list[str]:
 #
 # The database server of a bench, as far as its CPU time can be read.
 
-_SETTLE: Final = 0.1  # seconds: an ending connection is for a moment neither a process nor its parent's past
+_SETTLE: Final = 0.1  # seconds: for a moment an ended process counts neither as a child nor in its parent's sum
 
 
 class Server:
