@@ -4,6 +4,7 @@ SQLite is closed for a fork, because a child would inherit the locks of what is 
 closed then is not used in the child.
 """
 
+import ast
 import asyncio
 import faulthandler
 import os
@@ -12,9 +13,11 @@ import sqlite3
 import threading
 import traceback
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+import resilient
 from resilient import Kind, Resilient, SetupError
 from resilient.store.db import pool
 from resilient.store.db.database import Database
@@ -22,6 +25,7 @@ from resilient.store.db.wake import Listener, Waker
 from tests.helpers import LIMIT
 
 EACH = 20
+PACKAGE = Path(resilient.__file__).parent
 
 
 def in_child(work):
@@ -87,6 +91,62 @@ def test_a_child_wakes_workers(postgres_url, used):
     assert heard.wait(LIMIT)
     waker.close()
     listener.close()
+
+
+# -- locks -----------------------------------------------------------------------------------------------------------
+
+HELD_IN_A_CHILD = {
+    ("store/db/pool.py", "<module>"): "held over the fork by whoever forks",
+    ("store/db/pool.py", "__init__"): "of permits, which `Connections.begin_anew` makes anew",
+    ("store/db/database.py", "_queue_up"): "called by `begin_anew`",
+    ("engine/ground/sessions.py", "__init__"): "of a worker, which lives in no child",
+    ("engine/run/execution.py", "<module>"): "of a worker, which lives in no child",
+}
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_held(database, request, tmp_path):
+    url = f"sqlite:///{tmp_path}/app.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    app = Resilient(url, kinds=[Kind("k")], upgrade=True)
+    first = app.enqueue_sync("k", resource_key="a/b")
+    locks = (app.ground.counts._lock, app.jobs._ends._lock)
+    held, end = threading.Event(), threading.Event()
+
+    def hold():
+        with locks[0], locks[1]:
+            held.set()
+            assert end.wait(LIMIT)
+
+    def use():
+        enqueue_some(app, 1)
+        with pytest.raises(TimeoutError):
+            asyncio.run(app.jobs.wait(first.id, timeout=0.01))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(LIMIT)
+    child = in_child(use)
+    end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert app.sync.jobs.count() == 2
+    asyncio.run(app.close())
+
+
+def test_every_lock_is_made_anew_in_a_child():
+    places = set()
+
+    def look(node, where, name):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call) and ast.unparse(child.func) in ("threading.Lock", "threading.RLock"):
+                places.add((where, name))
+            is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            look(child, where, child.name if is_function else name)
+
+    for room in ("store", "engine"):
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            look(ast.parse(path.read_text()), str(path.relative_to(PACKAGE)), "<module>")
+    assert {place for place in places if place[1] != "begin_anew"} == set(HELD_IN_A_CHILD)
 
 
 # -- SQLite ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from resilient.core.events.message import RESOURCE as OUTBOX
+from resilient.store.db import pool
 from resilient.store.db.direct import OPERATIONS
 from resilient.store.inspect.throughput import Series
 
@@ -79,7 +80,13 @@ class Counts:
         self.webhooks: Counter[tuple[str, str]] = Counter()  # by provider and answer
         self.transactions = {operation: Histogram() for operation in OPERATIONS}  # the engine's own
         self._summed: dict[Series, int] = {}  # what of the executions stands in the database's sums by the minute
+        self.begin_anew()
+        pool.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`."""
         self._lock = threading.Lock()
+        self.take_sums()  # those of before the fork are the parent's to write
 
     @property
     def executions(self) -> Counter[Ended]:

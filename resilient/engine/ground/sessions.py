@@ -368,9 +368,14 @@ class SessionEngines:
 
     def __init__(self, database: Database, factory: Callable[[], Any] | None = None) -> None:
         self._database, self.factory = database, factory
-        self._lock = threading.Lock()
+        self.begin_anew()
+        pool.renew_in_children(self)
         self._sync: Engine | None = None
         self._async: AsyncEngine | None = None
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`; the engines are the database's to renew."""
+        self._lock = threading.Lock()
 
     @property
     def makes_new(self) -> bool:

@@ -18,6 +18,7 @@ from resilient.core.base.loops import PerLoop
 from resilient.core.base.misfit import is_number
 from resilient.core.base.tracing import running
 from resilient.engine.ground.sessions import Transactions
+from resilient.store.db import pool
 from resilient.store.db.wake import ENDS, Listener
 from resilient.store.jobs import queries
 
@@ -42,11 +43,16 @@ class Ends:
 
     def __init__(self, ground: Ground, listen_url: URL | None = None) -> None:
         self._ground, self._listen_url = ground, listen_url
+        self.begin_anew()
+        pool.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`."""
         self._lock = threading.Lock()
         self._wakes: list[Callable[[], None]] = []
         self._listener: Listener | None = None
         self._tell_at = -1e9
-        self._looks = PerLoop(lambda: _Look(self, Transactions(ground)))
+        self._looks = PerLoop(lambda: _Look(self, Transactions(self._ground)))
 
     @contextlib.contextmanager
     def hearing(self, wake: Callable[[], None]) -> Iterator[None]:
