@@ -24,7 +24,7 @@ from resilient.core.inspect.retention import span
 from resilient.core.sync.paginators import OnePage
 from resilient.core.sync.stream import Cursor, Record, Rules, asked_since
 from resilient.engine.ground.audited import audited
-from resilient.engine.ground.kinds import adapter_of, value_of
+from resilient.engine.ground.kinds import adapter_of, value_of_foreign
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.store import sync as cursors
 
@@ -183,7 +183,7 @@ class Stream(Generic[T]):
         except ValidationError as error:
             if _STRICT.isdisjoint(one["type"] for one in error.errors(include_input=False, include_url=False)):
                 raise
-            return value_of(adapter, raw, by_name=None)
+            return value_of_foreign(adapter, raw)
 
     def read(self, record: Record) -> T | Rejected:
         """A record as the model, or the reason why it does not fit."""

@@ -5,12 +5,15 @@ So is what a writer of JSON takes and no reader does: numbers of thousands of di
 
 from __future__ import annotations
 
+import re
+from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_serializer
 from sqlalchemy.orm import Session
 
 from resilient import (
@@ -195,3 +198,96 @@ def test_a_secret_that_would_be_stored_as_stars_is_refused():
         kind.encode(login)
     assert "one" not in str(error.value)
     assert kind.encode(Login(name="*" * 10, words=[])) == '{"name":"**********","words":[]}'
+
+
+class Sets(BaseModel):
+    """Secrets and numbers in what is written as a list, and as keys."""
+
+    words: set[SecretStr] = set()
+    recent: deque[SecretStr] = deque()
+    by_word: dict[SecretStr, int] = {}
+    prices: deque[float] = deque()
+
+
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        ({"words": {"one"}}, "words.0 is a secret"),
+        ({"recent": ["one"]}, "recent.0 is a secret"),
+        ({"by_word": {"one": 1}}, "by_word.a key is a secret"),
+        ({"prices": [1.0, NAN]}, "prices.1 is nan"),
+    ],
+)
+def test_what_is_written_as_a_list_or_a_key_is_looked_at_too(payload, place):
+    with pytest.raises(BadPayload, match=re.escape(place)):
+        Kind("sets", Sets).encode(payload)
+
+
+class Open(BaseModel):
+    """A secret that its program writes as it is."""
+
+    token: SecretStr
+    note: str
+
+    @field_serializer("token", when_used="json")
+    def write(self, token: SecretStr) -> str:
+        return token.get_secret_value()
+
+
+def test_a_text_of_stars_beside_a_secret_that_is_written_is_a_text():
+    kind = Kind("open", Open)
+    text = kind.encode({"token": "one", "note": "*" * 10})
+    assert kind.decode(text, 1) == Open(token="one", note="*" * 10)
+
+
+class Swapped(BaseModel):
+    """One field's alias is another one's name."""
+
+    name: str = Field("", alias="title")
+    title: str = Field("", alias="label")
+
+
+@dataclass
+class SwappedToo:
+    name: Annotated[str, Field(alias="title")] = ""
+    title: Annotated[str, Field(alias="label")] = ""
+
+
+@pytest.mark.parametrize("model", [Swapped, SwappedToo, list[Swapped]])
+@pytest.mark.parametrize("version", [1, 2], ids=["older", "same"])
+def test_fields_keep_their_values_though_one_has_the_alias_of_another(model, version):
+    kind = Kind("swapped", model, version=2, upgrade=lambda payload, _version: payload)
+    one = {"title": "N", "label": "T"}
+    value = kind.decode(kind.encode([one] if model == list[Swapped] else one), version)
+    read = value[0] if isinstance(value, list) else value
+    assert (read.name, read.title) == ("N", "T")
+
+
+def test_what_a_program_without_the_model_stored_by_aliases_is_read():
+    text = Kind("account").encode({"theOwner": "Ada", "since": "2030-01-01T00:00:00Z"})
+    assert Kind("account", Account).decode(text, 1) == ACCOUNT
+
+
+def test_an_upgrade_may_leave_one_time_as_text_and_make_another():
+    class Times(BaseModel):
+        model_config = ConfigDict(strict=True)
+        first: datetime
+        last: datetime
+
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    kind = Kind("times", Times, version=2, upgrade=lambda payload, _version: {**payload, "last": at})
+    assert kind.decode('{"first": "2030-01-01T00:00:00Z"}', 1) == Times(first=at, last=at)
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+def test_an_error_quotes_no_tag():
+    with pytest.raises(BadPayload, match="its tag is none of those that are expected") as error:
+        Kind("pet", Annotated[Cat | Dog, Field(discriminator="kind")]).encode({"kind": "hunter2"})
+    assert "hunter2" not in str(error.value)

@@ -34,7 +34,7 @@ from resilient.core.gates.policy import Policies, Policy, Tenancy
 from resilient.core.gates.rate_limit import LEARNT, LimitState
 from resilient.core.gates.retry_after import LEAST
 from resilient.engine.gates import lessons
-from resilient.engine.gates.budgets import MOST_STATED
+from resilient.engine.gates.budgets import MOST_STATED, Stated
 from resilient.engine.gates.gate import Gate
 from resilient.engine.gates.lessons import FIRST_OF_ROOT, PAUSE, Flows, Latency
 from resilient.engine.run import backend
@@ -480,6 +480,14 @@ async def test_at_most_eight_budgets_of_a_resource_are_kept(clock, make):
     for _ in range(3):
         await stated(one, "p/a", stating(clock, 9, *[f"b{n}" for n in range(30)]))
     assert len(one.stated.limits["p/a"]) == MOST_STATED
+
+
+def test_a_budget_whose_size_changes_with_every_answer_is_no_limit(clock):
+    kept, names = Stated(), set()
+    for n in range(1, 1_000):
+        budget = Budget("core", limit=n, remaining=1, reset_at=clock.now() + timedelta(seconds=60))
+        names |= {limit.name for limit, _ in kept.take_in("p/a", [(budget, 60.0)], clock.now().timestamp())}
+    assert (names, kept.limits) == (set(), {})
 
 
 async def test_what_is_left_of_a_window_can_be_spread_over_it(clock, make):

@@ -21,9 +21,9 @@ from resilient import (
     WaitDialect,
     handler,
 )
-from resilient.core.base.resource_key import account, is_budget, of_budget
+from resilient.core.base.resource_key import BUDGET, account, is_budget, of_budget
 from resilient.core.gates.learnt import CLOSE
-from resilient.core.gates.policy import Policies
+from resilient.core.gates.policy import Policies, Tenancy
 from resilient.engine.gates.budgets import MOST, BudgetNames, shape
 from resilient.engine.gates.gate import Gate
 from resilient.store.gates import controls, resources
@@ -92,6 +92,25 @@ def test_one_name_alone_is_the_accounts_own():
     assert names.key_of("p/a", "search") == SEARCH, "the facts know another one"
 
 
+def test_a_budget_with_an_unusual_name_becomes_its_accounts_again():
+    names = BudgetNames()
+    names.take_in("p/a", "find", "GET", "/search/1", "code search", apart=True)
+    key = names.key_of("p/a", "code search")
+    assert key == "p/a/budget:code-search"
+    names.fold(key)
+    assert names.key_of("p/a", "code search") is None
+
+
+def test_what_one_accounts_host_names_binds_no_other_account():
+    names = BudgetNames(lambda key: Tenancy.APART if key.startswith("own/") else Tenancy.SHARED)
+    for n in range(4 * MOST):
+        names.take_in("own/evil", "find", "GET", "/search/1", f"b{n}", apart=True)
+    names.take_in("own/good", "find", "GET", "/search/1", "search", apart=True)
+    assert names.key_of("own/good", "search") == "own/good/budget:search"
+    assert names.key_for("own/good", "find", "GET", "/search/1") == "own/good/budget:search"
+    assert names.key_for("own/new", "find", "GET", "/search/1") == "own/new", "nobody has said anything of it"
+
+
 def test_of_ever_new_names_eight_are_budgets():
     names = BudgetNames()
     for n in range(1_000):
@@ -120,13 +139,13 @@ def test_whatever_is_named_eight_budgets_of_an_account_are_learnt_apart_at_most(
         if act == "split":
             names.split(key)
         elif act == "fold":
-            names.fold(key, name)
+            names.fold(f"{key}/{BUDGET}{name}")
             folded.add((root, name))
         elif act == "asks":
             budget = names.key_for(key, kind, "GET", path)
             assert budget == key or (is_budget(budget) and account(budget) == key), "never another account's"
         else:
-            is_new = root not in names.roots or name not in names.roots[root].names
+            is_new = root not in names.groups or name not in names.groups[root].names
             names.take_in(key, kind, "GET", path, name, apart=act == "counts apart")
             folded -= {(root, name)} if is_new else set()
         for one in ("p/a", "p/b", "q/a"):

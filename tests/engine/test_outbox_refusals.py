@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,24 @@ async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await app.close()
+
+
+async def test_a_denied_routing_key_that_the_broker_cuts_off():
+    """Its text has 255 bytes at most; a tenant's long key must not count as the whole destination's trouble."""
+    denied, allowed = "bill." + "x" * 240, "order." + "x" * 240
+    async with rabbitmq() as destination:
+        keyed = replace(destination, routing_key="{key}")
+
+        async def outcome(key):
+            publisher = await keyed.connect()
+            message = Message(key, "order.made", b"{}", key=key)
+            [answer] = await asyncio.gather(publisher.publish(message), return_exceptions=True)
+            await publisher.close()
+            return answer and (answer.failure.code, answer.failure.counts_for_breaker)
+
+        assert [await outcome(key) for key in (denied, denied, allowed)] == [
+            ("channel_closed", False), ("no_permission", False), None
+        ]  # fmt: skip
 
 
 async def test_an_exchange_that_is_deleted_or_closed_to_the_user():

@@ -169,7 +169,8 @@ async def test_cancelled_while_it_waits_for_its_key(app, url, in_database):
         async with AsyncSession(engine) as second:
             publish(app, second)
             committing = asyncio.create_task(second.commit())
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'WITH lane%'"
+            is_it = "wait_event_type = 'Lock' AND query LIKE 'WITH place%'"
+            waiting = f"SELECT count(*) FROM pg_stat_activity WHERE {is_it}"
             async with asyncio.timeout(LIMIT):
                 while in_database(waiting) != [1]:  # noqa: ASYNC110 - the database tells nobody
                     await asyncio.sleep(0.01)

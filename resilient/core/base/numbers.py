@@ -8,6 +8,7 @@ which is another value. So whatever the engine writes or a person types is refus
 from __future__ import annotations
 
 import json
+from collections import deque
 from enum import Enum
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -44,10 +45,30 @@ def lost_number(value: Any, text: str) -> str | None:
     """
     if not _has_one(value):
         return None
-    first = next(_lost(value, json.loads(text, object_pairs_hook=_Pairs), ()), None)
-    return None if first is None else _sentence(*first)
+    for place, one, written in beside(value, text):
+        if isinstance(one, float) and not isfinite(one):
+            is_key = bool(place) and place[-1] is _A_KEY
+            if written == "None" if is_key else written is None or isinstance(written, float):
+                return _sentence(place, one)
+    return None
 
 
+def beside(value: Any, text: str) -> Iterator[tuple[tuple[object, ...], Any, Any]]:
+    """(place, value, what JSON text has there) of each key and of each value that is no dict or list.
+
+    ``text`` is what a serializer made of ``value``, in its order; of a part with another number of members: nothing.
+    """
+    return _beside(value, json.loads(text, object_pairs_hook=_Pairs), ())
+
+
+class _Word(str):
+    """A part of a place that is no name."""
+
+    __slots__ = ()
+
+
+_A_KEY: Final = _Word("a key")  # the last part of a key's place
+_MANY: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 
 
@@ -64,7 +85,7 @@ def _has_one(value: Any) -> bool:
             if key.__class__ is not str and _has_one(key):
                 return True
         return False
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, _MANY):
         return any(one.__class__ not in _PLAIN and _has_one(one) for one in value)
     value = value.value if isinstance(value, Enum) else value
     return isinstance(value, float) and not isfinite(value)
@@ -78,27 +99,26 @@ def _not_finite(value: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[o
     elif isinstance(value, dict):
         for key, one in value.items():
             if isinstance(key, float) and not isfinite(key):
-                yield (*place, "a key"), key
+                yield (*place, _A_KEY), key
             yield from _not_finite(one, (*place, key))
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, _MANY):
         for number, one in enumerate(value):
             yield from _not_finite(one, (*place, number))
 
 
-def _lost(value: Any, doc: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], float]]:
-    """Like `_not_finite`, but for what the text has otherwise: as text, or left out."""
+def _beside(value: Any, doc: Any, place: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any, Any]]:
     value = value.value if isinstance(value, Enum) else value
-    if isinstance(value, float):
-        if not isfinite(value) and (doc is None or isinstance(doc, float)):
-            yield place, value
-    elif isinstance(value, dict) and isinstance(doc, _Pairs) and len(value) == len(doc):
-        for (key, one), (name, written) in zip(value.items(), doc, strict=True):
-            if isinstance(key, float) and not isfinite(key) and name == "None":
-                yield (*place, "a key"), key
-            yield from _lost(one, written, (*place, key))
-    elif isinstance(value, (list, tuple, set, frozenset)) and isinstance(doc, list) and len(value) == len(doc):
-        for number, (one, written) in enumerate(zip(value, doc, strict=True)):
-            yield from _lost(one, written, (*place, number))
+    if isinstance(value, dict):
+        members = doc if isinstance(doc, _Pairs) and len(value) == len(doc) else ()
+        for (key, one), (name, written) in zip(value.items(), members, strict=False):
+            yield (*place, _A_KEY), key, name
+            yield from _beside(one, written, (*place, key))
+    elif isinstance(value, _MANY):
+        items = doc if isinstance(doc, list) and len(value) == len(doc) else ()
+        for number, (one, written) in enumerate(zip(value, items, strict=False)):
+            yield from _beside(one, written, (*place, number))
+    else:
+        yield place, value, doc
 
 
 def _sentence(place: tuple[object, ...], number: float) -> str:

@@ -28,7 +28,7 @@ from resilient.core.gates.rate_limit import Limit
 from resilient.store.gates.limits import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
     from resilient.core.base.budgets import Budget
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST: Final = 8  # names of one provider
 _SURE: Final = 5  # requests of a kind, one after the other, that counted for the same budget
 _SHAPES: Final = 2_000  # of one provider
-_ROOTS: Final = 200
+_GROUPS: Final = 200
 _LONGEST: Final = 24  # characters of a segment that is the same for all
 _VARIABLE: Final = re.compile(r"[0-9@%]")
 
@@ -70,22 +70,32 @@ class _Names:
 
 
 class BudgetNames:
-    """What this process knows about the budgets of each provider. Not for threads."""
+    """What this process knows about the budgets of each provider. Not for threads.
 
-    def __init__(self) -> None:
-        self.roots: dict[str, _Names] = {}  # by provider; empty: no answer has named any
+    Of a provider whose accounts have hosts of their own (`Tenancy.APART`) it knows each account's apart: what one host
+    says of its budgets binds nobody else's requests.
+    """
+
+    def __init__(self, tenancy: Callable[[str], Tenancy] = lambda _key: Tenancy.SHARED) -> None:
+        self._tenancy = tenancy
+        self.groups: dict[str, _Names] = {}  # by provider or account; empty: no answer has named any
+
+    def _group(self, key: str) -> str:
+        return account(key) if self._tenancy(key) is Tenancy.APART else key.partition("/")[0]
+
+    def _of(self, key: str) -> _Names | None:
+        return self.groups.get(self._group(key))
 
     def take_in(self, key: str, kind: str, method: str, path: str, name: str, *, apart: bool = False) -> None:
         """A request of a job of this kind, through ``key``, counted for the budget of this name.
 
         ``apart``: the provider's facts name another one as the usual.
         """
-        root = key.partition("/")[0]
-        of = self.roots.get(root)
+        of = self._of(key)
         if of is None:
-            if len(self.roots) >= _ROOTS:
-                self.roots.clear()
-            of = self.roots[root] = _Names()
+            if len(self.groups) >= _GROUPS:
+                del self.groups[next(iter(self.groups))]  # the oldest
+            of = self.groups[self._group(key)] = _Names()
         if name not in of.names:
             if len(of.names) >= 4 * MOST:
                 return
@@ -103,25 +113,24 @@ class BudgetNames:
 
     def split(self, key: str) -> None:
         """Another process has learnt about a budget of this provider's apart from its account."""
-        if (of := self.roots.get(key.partition("/")[0])) is not None:
+        if (of := self._of(key)) is not None:
             of.another = True
 
-    def fold(self, key: str, name: str) -> None:
-        """A budget is learnt as a part of its account from now on."""
-        of = self.roots.get(key.partition("/")[0])
-        if of is not None and name in of.names:
-            of.names[name] = False
+    def fold(self, budget: str) -> None:
+        """A budget, by its key, is learnt as a part of its account from now on."""
+        if (of := self._of(budget)) is not None:
+            of.names.update({name: False for name in of.names if of_budget(account(budget), name) == budget})
 
     def key_of(self, key: str, name: str) -> str | None:
         """The resource of an account's budget; None if it is the account's own."""
-        of = self.roots.get(key.partition("/")[0])
+        of = self._of(key)
         if of is None or not of.several or not of.names.get(name) or depth(key) != 2:  # noqa: PLR2004 - an account
             return None
         return of_budget(key, name)
 
     def key_for(self, key: str, kind: str, method: str, path: str) -> str:
         """The resource that a request of a job of this kind, through ``key``, will count for, as far as is known."""
-        of = self.roots.get(key.partition("/")[0])
+        of = self._of(key)
         if of is None or not of.several:
             return key
         form = shape(path)
@@ -133,7 +142,7 @@ class BudgetNames:
 
     def first_of(self, key: str, kind: str) -> str:
         """The resource that jobs of this kind, of ``key``, lately counted for alone."""
-        of = self.roots.get(key.partition("/")[0])
+        of = self._of(key)
         name, streak = ("", 0) if of is None else of.by_kind.get(kind, ("", 0))
         return (self.key_of(key, name) or key) if streak >= _SURE else key
 
@@ -147,7 +156,7 @@ class BudgetNames:
 
     def by_kind(self, budget: str) -> list[str]:
         """The kinds whose jobs lately counted for this budget alone."""
-        of = self.roots.get(budget.partition("/")[0])
+        of = self._of(budget)
         if of is None:
             return []
         owner = account(budget)
@@ -228,10 +237,10 @@ class Stated:
     def _one(self, kept: dict[str, _Stated], budget: Budget, seconds: float, now: float) -> _Stated | None:
         if budget.limit is None or budget.limit < 1 or (budget.name not in kept and len(kept) >= MOST_STATED):
             return None
-        per = budget.window or max(1.0, seconds)  # at least: what is left until the reset bounds it besides
+        per = budget.window or max(1.0, seconds)  # a lower bound: the answer states only what remains of it
         one, until = kept.get(budget.name), now + seconds
         if one is None or one.limit.rate != budget.limit or one.limit.per < per or one.is_over(now, until):
-            answers = 0 if one is None else one.answers
+            answers = one.answers if one is not None and one.limit.rate == budget.limit else 0
             one = kept[budget.name] = _Stated(Limit.stated(budget.name, budget.limit, per), now, answers)
         one.until, one.answers = until, one.answers + 1
         return one
@@ -284,7 +293,7 @@ def spent(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
 
 
 def _believed(budget: Budget, reset_at: datetime, now: datetime) -> float:
-    """Seconds until a stated reset, as far as it is believed; only facts know of windows longer than a day."""
+    """Seconds until a stated reset, at most a day, or the budget's window if the facts declare a longer one."""
     return believed_wait((reset_at - now).total_seconds(), budget.window or 0.0)
 
 

@@ -23,7 +23,7 @@ from resilient.core.base.errors import WAITS_FOR_RESOURCE, DatabaseUnreachable, 
 from resilient.core.base.instants import add_seconds, in_utc
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.phrases import moment
-from resilient.core.base.resource_key import BUDGET, is_budget, of_budget, path
+from resilient.core.base.resource_key import is_budget, of_budget, path
 from resilient.core.gates.admission import ResourceFacts, Stop, in_force, needs_count, paced, refusal
 from resilient.core.gates.breaker import child_of, judge, names, scoped
 from resilient.core.gates.policy import Tenancy
@@ -104,7 +104,7 @@ class Gate:
         self._lessons = Lessons(
             database, policies, snapshot=self._snapshot, monotonic=monotonic, spawn=self._reporter.spawn
         )
-        self.stated, self.names = Stated(), BudgetNames()
+        self.stated, self.names = Stated(), BudgetNames(policies.tenancy)
         self._resting: dict[str, datetime] = {}  # throttles on their way to the database
         self._closing = False
 
@@ -189,7 +189,7 @@ class Gate:
 
     def budgets_by_kind(self) -> dict[str, dict[str, str]]:
         """The kinds whose jobs count for a budget that is stopped or slowed, as far as is known, by account."""
-        return self.names.by_account(self._snapshot.uneasy) if self.names.roots else {}
+        return self.names.by_account(self._snapshot.uneasy) if self.names.groups else {}
 
     def is_taught(self, key: str) -> bool:
         """Whether throttles taught something about a resource of the path."""
@@ -449,7 +449,7 @@ class Gate:
         self._snapshot.put(cooled)
         refusal = None if news else words["refusal"]
         if cooled.key != key:  # the account has as many as are learnt apart
-            self.names.fold(key, key.partition(BUDGET)[2])
+            self.names.fold(key)
             refusal = None
         self._lessons.cooled_down(cooled, refusal)
         self._resting.pop(key, None)

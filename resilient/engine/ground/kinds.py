@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -27,20 +28,19 @@ from pydantic_core import from_json
 
 from resilient.core.base.errors import BadPayload, InvalidInput, SetupError
 from resilient.core.base.misfit import check_whole, explained_class
-from resilient.core.base.numbers import SIGNS, lost_number
+from resilient.core.base.numbers import SIGNS, beside, lost_number
 from resilient.core.jobs.backoff import Retry
 from resilient.core.jobs.records import Redaction, check_redaction, is_sealed, redacted
 from resilient.engine.ground.sealing import UNSAID, broken_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 R = TypeVar("R")
 Mode: TypeAlias = Literal["staged", "atomic"]
-# A payload is stored under the names of its fields; a program may give it, and read what a provider sent, by aliases.
-_NAMES: Final[dict[str, Any]] = {"by_alias": True, "by_name": True}
+_BOTH: Final[dict[str, Any]] = {"by_alias": True, "by_name": True}  # how a program may name the fields of a payload
 _KIND: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,255}")
 DEFAULT_TIMEOUT: Final = 300.0
 DEFAULT_RETRY: Final = Retry()
@@ -73,16 +73,61 @@ def adapter_of(model: Any) -> TypeAdapter[Any]:
         ) from error
 
 
-def value_of(adapter: TypeAdapter[Any], stored: Any, *, by_name: bool | None = True) -> Any:
-    """A model's value from decoded JSON, which is read as JSON: there a strict model takes a time as text.
+def value_of(adapter: TypeAdapter[Any], stored: Any) -> Any:
+    """A model's value from decoded JSON that was stored, validated as JSON: there a strict model takes a time as text.
 
     ``stored`` may hold values of Python's own, if an upgrade made them.
     """
+    return _from_json(adapter, stored, by_alias=not _is_ambiguous(adapter), by_name=True)
+
+
+def value_of_foreign(adapter: TypeAdapter[Any], raw: Any) -> Any:
+    """The same from what a provider sent: its fields are named as the model says."""
+    return _from_json(adapter, raw)
+
+
+def _from_json(
+    adapter: TypeAdapter[Any], value: Any, *, by_alias: bool | None = None, by_name: bool | None = None
+) -> Any:
     try:
-        text = json.dumps(stored)
-    except (TypeError, ValueError, RecursionError):
-        return adapter.validate_python(stored, by_alias=True, by_name=by_name)
-    return adapter.validate_json(text, by_alias=True, by_name=by_name)
+        text: str | bytes = json.dumps(value)
+    except (ValueError, RecursionError):
+        return adapter.validate_python(value, by_alias=by_alias, by_name=by_name)
+    except TypeError:  # values of Python's own
+        try:
+            text = _UNTYPED.dump_json(value)
+        except ValueError:
+            return adapter.validate_python(value, by_alias=by_alias, by_name=by_name)
+    return adapter.validate_json(text, by_alias=by_alias, by_name=by_name)
+
+
+@lru_cache(maxsize=1_024)
+def _is_ambiguous(adapter: TypeAdapter[Any]) -> bool:
+    """Whether one field's alias is another one's name. What is stored is then read by names alone.
+
+    Else by aliases too: a program that does not know the model stores what it was given.
+    """
+    return _has_ambiguous_alias(adapter.core_schema)
+
+
+def _has_ambiguous_alias(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        fields = schema.get("fields")
+        named: list[tuple[str, Any]] = list(fields.items()) if isinstance(fields, Mapping) else []
+        if isinstance(fields, Sequence):  # of a dataclass
+            named = [(one["name"], one) for one in fields if isinstance(one, Mapping) and "name" in one]
+        names = {name for name, _ in named}
+        if any(_first_names(one.get("validation_alias")) & (names - {name}) for name, one in named):
+            return True
+        return any(map(_has_ambiguous_alias, schema.values()))
+    return isinstance(schema, (list, tuple)) and any(map(_has_ambiguous_alias, schema))
+
+
+def _first_names(alias: Any) -> set[str]:
+    """The names that an alias of pydantic's core schema begins with: a text, a path, or several paths."""
+    if isinstance(alias, str):
+        return {alias}
+    return set().union(*map(_first_names, alias)) if isinstance(alias, list) else set()
 
 
 def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
@@ -101,15 +146,13 @@ def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
 
 def masked_in(text: str, plain: Callable[[], Any]) -> str | None:
     """What is wrong with JSON text in which pydantic wrote stars for a secret; None: nothing. ``plain`` as above."""
-    place = _secret_place(plain(), ()) if _STARS in text else None
-    return place and f"{place} is a secret, of which pydantic writes stars: give it a field_serializer that tells it"
-
-
-def _secret_place(value: Any, place: tuple[object, ...]) -> str | None:
-    if hasattr(value, "get_secret_value"):
-        return ".".join(map(str, place)) or "the value"
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    return next((path for name, one in inner if (path := _secret_place(one, (*place, name)))), None)
+    if _STARS not in text:
+        return None
+    for place, value, written in beside(plain(), text):
+        if written == _STARS and hasattr(value, "get_secret_value"):
+            at = ".".join(map(str, place)) or "the value"
+            return f"{at} is a secret, of which pydantic writes stars: give it a field_serializer that tells it"
+    return None
 
 
 _STARS: Final = "**********"
@@ -149,11 +192,11 @@ class Kind(Generic[P]):
     def encode(self, payload: Any) -> str:
         """Check a payload against the model and return it as JSON text; raises `BadPayload`."""
         try:
-            checked = payload if self.model is None else self._adapter.validate_python(payload, **_NAMES)
-            text = self._adapter.dump_json(checked, round_trip=True).decode()
+            checked = payload if self.model is None else self._adapter.validate_python(payload, **_BOTH)
+            text = self._adapter.dump_json(checked, by_alias=False, round_trip=True).decode()
             if checked is None or isinstance(checked, str):
                 return text
-            plain = partial(self._adapter.dump_python, checked, round_trip=True, warnings=False)
+            plain = partial(self._adapter.dump_python, checked, by_alias=False, round_trip=True, warnings=False)
             problem = lost_in(text, plain) or masked_in(text, plain)
         except ValidationError as error:
             raise BadPayload(
@@ -181,7 +224,10 @@ class Kind(Generic[P]):
             if version != self.version and self.upgrade is not None:
                 upgraded = self.upgrade(_UNTYPED.validate_json(text or "null"), version)
                 return cast("P", value_of(self._adapter, upgraded))
-            return cast("P", self._adapter.validate_json(text or "null", **_NAMES))
+            return cast(
+                "P",
+                self._adapter.validate_json(text or "null", by_alias=not _is_ambiguous(self._adapter), by_name=True),
+            )
         except ValidationError as error:
             raise BadPayload(
                 f"stored payload (version {version}) does not fit the model of {self.kind!r}:"
@@ -216,10 +262,13 @@ def _named(model: type[Any]) -> str:
     return f"{model.__module__}.{model.__qualname__}".removeprefix("builtins.")
 
 
+_RULES: Final = {"union_tag_invalid": "its tag is none of those that are expected"}  # pydantic's words quote the value
+
+
 def _brief(error: ValidationError) -> str:
     """The first few problems, by place and rule; never the values (they may be secrets)."""
     first = error.errors(include_input=False, include_url=False)[:3]
-    problems = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in first]
+    problems = [": ".join(filter(None, (".".join(map(str, e["loc"])), _RULES.get(e["type"], e["msg"])))) for e in first]
     more = error.error_count() - len(problems)
     return "; ".join(problems) + (f" (and {more} more)" if more > 0 else "")
 

@@ -122,7 +122,7 @@ class Wire:
     def _first_of(self, execution: Execution) -> str:
         """The resource key that its first request counts for, as far as is known."""
         names, key = self.gate.names, execution.resource_key
-        return names.first_of(key, execution.row.kind) if names.roots else key
+        return names.first_of(key, execution.row.kind) if names.groups else key
 
     async def line_up(self, execution: Execution) -> None:
         """Reserve that place and wait for it, unless the database is away. Raises `ResourceStopped`."""
@@ -433,7 +433,7 @@ class JobHooks:
             access = await self._access(request) if request.trusted else None
             self._wire.note_first(execution, request)
             kind, names = execution.row.kind, self._wire.gate.names
-            key = names.key_for(request.key, kind, request.method, request.path) if names.roots else request.key
+            key = names.key_for(request.key, kind, request.method, request.path) if names.groups else request.key
             admit = partial(
                 self._wire.gate.admit, key, request.cost, probes=execution.probes, own=execution.resource_key,
                 reserved=execution.reservation,

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 log = logger("worker")
 _MOST_SLOTS: Final = 100_000
 _LONGEST_SPAN: Final = 1e8  # seconds
-_LEAST: Final = {"lease": 1.0}  # seconds; a shorter one ends between two beats, and its job runs twice
+_LEAST: Final = {"lease": 0.1}  # seconds; four beats fit into it, and each is a transaction
 UNSAID: Final = 2.0  # seconds for which a worker that stops waits for its results without a word
 LAST_PATIENCE: Final = 5.0  # seconds for which one that was told so twice goes on trying to save them
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 _LONGEST_KEY: Final = 255  # bytes, says AMQP
 _MAX_SIZE: Final = re.compile(r"\bmax size (\d+)")
-_DENIED_KEY: Final = re.compile(r"access to topic '(.*)' in exchange", re.DOTALL)
+# The broker cuts its text after 252 bytes, and with it a long key (`amqp_exception_explanation` of its source).
+_DENIED_KEY: Final = re.compile(r"access to topic '(?:(?P<key>.*)' in exchange|(?P<begin>.*)\.\.\.$)", re.DOTALL)
 _MOST_DENIED: Final = 1_000  # routing keys that are remembered
 # The errors of an event whose channel is closed: over itself, over one before it, or before it was written.
 _CUT_OFF: Final = frozenset({
@@ -144,7 +145,7 @@ class _Exchange:
         except JobFailure:
             raise
         except Exception as error:
-            raise self._judge(error, message.body) from error
+            raise self._judge(error, message.body, to) from error
 
     async def _publish_on_own_channel(self, outgoing: Any, to: str) -> None:
         """Publish over a channel of its own, which the broker may close."""
@@ -153,22 +154,22 @@ class _Exchange:
             try:
                 await exchange.publish(outgoing, to, mandatory=True)
             except Exception as error:
-                if _denied_key(error) == to:
+                if _denied_key(error, to) == to:
                     raise refused(f"RabbitMQ did not take the event: {error}", "no_permission") from error
                 raise
             finally:
                 await close_unopened(exchange.channel.close)
         self._destination.denied_keys.forget(to)
 
-    def _judge(self, error: Exception, body: bytes) -> JobFailure:
+    def _judge(self, error: Exception, body: bytes, to: str) -> JobFailure:
         """The failure of an event; when the broker closes a channel over one event, those behind it end with it."""
         if (too_large := _too_large(error, body)) is not None:
             return too_large
         if type(error).__name__ not in _CUT_OFF:
             return _failure(error, self._destination.exchange)
         cause = self._cause_of_close() or error
-        key = None if is_fixed(self._destination.routing_key) else _denied_key(cause)
-        if key is not None:
+        key = None if is_fixed(self._destination.routing_key) else _denied_key(cause, to)
+        if key:
             self._destination.denied_keys.add(key)
         if key is not None or _MAX_SIZE.search(str(cause)):
             return cut_off(f"RabbitMQ closed the channel over one event: {cause}", "channel_closed")
@@ -185,10 +186,15 @@ class _Exchange:
             await self._connection.close()
 
 
-def _denied_key(error: BaseException) -> str | None:
-    """The routing key that the user may not write to, if a channel was closed over that."""
+def _denied_key(error: BaseException, to: str) -> str | None:
+    """The routing key that the user may not write to, if a channel was closed over one.
+
+    Of one whose text is cut, ``to`` if it begins so; else "": it is another event's.
+    """
     match = _DENIED_KEY.search(str(error)) if type(error).__name__ == "ChannelAccessRefused" else None
-    return None if match is None else match[1]
+    if match is None or match["key"] is not None:
+        return None if match is None else match["key"]
+    return to if to.startswith(match["begin"]) else ""
 
 
 def _too_large(error: Exception, body: bytes) -> Permanent | None:
