@@ -303,7 +303,7 @@ async def test_a_path_whose_limits_changed_is_as_far_ahead_as_before(clock, draw
     if how == "changed":
         other = (("p/a", Limit(200, 1, burst=200, name="r")),)
     else:
-        monkeypatch.setattr(drawing, "_MOST_PURSES", 1)
+        monkeypatch.setattr(drawing, "_MOST_LEASES", 1)
     await drawer.draw(other, 1)
     clock.advance(3)
     place = await drawer.draw_again(place)
@@ -314,7 +314,7 @@ async def test_a_path_whose_limits_changed_is_as_far_ahead_as_before(clock, draw
 
 
 async def test_a_unit_that_comes_back_to_a_path_that_was_forgotten_can_be_drawn_at_once(drawer, monkeypatch):
-    monkeypatch.setattr(drawing, "_MOST_PURSES", 1)
+    monkeypatch.setattr(drawing, "_MOST_LEASES", 1)
     path = (("p/a", Limit(1, "1h", name="r")),)
     place = await drawer.draw(path, 1)
     await drawer.draw((("p/b", Limit(1, "1h", name="r")),), 1)

@@ -45,21 +45,21 @@ Limits = tuple[tuple[str, Limit], ...]  # (resource, limit) of every request lim
 GRACE: Final = ROAD / 2  # seconds a draw is good for; the other half is for the way from the last look to the socket
 LEAST_LEAD, LONGEST_LEAD = 0.005, 1.0  # seconds
 _BATCH: Final = 500  # draws in one transaction
-_MOST_PURSES: Final = 10_000
+_MOST_LEASES: Final = 10_000
 _LEAST_LEASE: Final = 2  # units
 _SHUT_FOR: Final = 2.0  # seconds in which a refusal is repeated without asking: a person may reset the limit meanwhile
 _NEXT_TRY: Final = 5.0  # seconds until a job whose draw failed, and what a held limit has to settle, are tried again
 
 
 @dataclass(slots=True)
-class Purse:
+class LimitLease:
     """What this worker holds of one path of limits: units that were leased, to be spent without asking."""
 
     limits: Limits
     chunk: int  # units worth leasing at once; below 2: none
-    lease: float  # seconds
+    duration: float  # seconds
     units: float = 0.0  # leased and not spent
-    lease_end: float = 0.0  # monotonic
+    ends_at: float = 0.0  # monotonic
     tats: tuple[float, ...] = ()  # of each limit, its theoretical arrival time (GCRA) after the lease
     lead: float = 0.0  # seconds; how far ahead its draws must be to be on time
     draws: int = 0  # from `since` on, for as long as a lease lasts
@@ -72,14 +72,14 @@ class Purse:
 
     def count(self, at: float) -> None:
         """One more draw."""
-        if at - self.since > self.lease:
-            self.before = self.draws if at - self.since <= 2 * self.lease else 0
+        if at - self.since > self.duration:
+            self.before = self.draws if at - self.since <= 2 * self.duration else 0
             self.draws, self.since = 0, at
         self.draws += 1
 
     def spend(self, cost: float, at: float) -> bool:
         """Take from the leased units."""
-        if self.units < cost or at >= self.lease_end:
+        if self.units < cost or at >= self.ends_at:
             return False
         self.units -= cost
         return True
@@ -106,7 +106,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Waiting:
-    purse: Purse
+    lease: LimitLease
     cost: float
     answer: asyncio.Future[Drawn]
     lead: float = 0.0
@@ -124,8 +124,8 @@ class Drawing:
         roll: Callable[[], float],
     ) -> None:
         self._database, self._monotonic, self._now, self._roll = database, monotonic, now, roll
-        self._purses: dict[tuple[store.LimitId, ...], Purse] = {}
-        self._leased: dict[int, Purse] = {}  # purses with units, by `id`
+        self._leases: dict[tuple[store.LimitId, ...], LimitLease] = {}
+        self._unspent: dict[int, LimitLease] = {}  # leases with unspent units, by `id`
         self._waiting: list[_Waiting] = []
         self._settled: list[Settled] = []
         self._held: list[Settled] = []  # of limits that somebody holds
@@ -141,13 +141,13 @@ class Drawing:
 
     async def draw(self, limits: Limits, cost: float) -> Place:
         """Draw ``cost`` from each of ``limits``; send at `Place.send_at`. Raises `ResourceStopped`."""
-        purse, at = self._purse(limits), self._monotonic()
-        purse.count(at)
-        if purse.spend(cost, at):
-            return Place(limits, cost, at, purse.lease_end + GRACE, at, purse.tats, at)
-        self._refuse_if_shut(purse, cost)
-        lead = max(purse.lead, self._lead)
-        waiting = _Waiting(purse, cost, asyncio.get_running_loop().create_future(), lead)
+        lease, at = self._lease_of(limits), self._monotonic()
+        lease.count(at)
+        if lease.spend(cost, at):
+            return Place(limits, cost, at, lease.ends_at + GRACE, at, lease.tats, at)
+        self._refuse_if_shut(lease, cost)
+        lead = max(lease.lead, self._lead)
+        waiting = _Waiting(lease, cost, asyncio.get_running_loop().create_future(), lead)
         self._waiting.append(waiting)
         self._start()
         try:
@@ -156,17 +156,17 @@ class Drawing:
             self._cancelled(waiting)
             raise
         if not drawn.draw.granted:
-            purse.shut_until, purse.shut_cost, purse.shut_at = drawn.draw.at, cost, self._monotonic()
-            purse.shut_by = limits[drawn.draw.by][0]
-            raise self._stopped(purse)
-        return self._place(purse, cost, drawn)
+            lease.shut_until, lease.shut_cost, lease.shut_at = drawn.draw.at, cost, self._monotonic()
+            lease.shut_by = limits[drawn.draw.by][0]
+            raise self._stopped(lease)
+        return self._place(lease, cost, drawn)
 
-    def _place(self, purse: Purse, cost: float, drawn: Drawn) -> Place:
+    def _place(self, lease: LimitLease, cost: float, drawn: Drawn) -> Place:
         earliest, send_at = self._clocks.earliest(drawn.draw.at), self._clocks.latest(drawn.draw.at)
-        deadline = earliest + purse.lease + GRACE
+        deadline = earliest + lease.duration + GRACE
         if self._clocks.is_narrowest:  # it is sent as soon as it surely may be
             deadline = max(deadline, send_at + GRACE / 2)
-        return Place(purse.limits, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
+        return Place(lease.limits, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
 
     def is_late(self, place: Place) -> bool:
         """Whether a request may not be sent on this draw any more. May be asked from any thread."""
@@ -174,12 +174,12 @@ class Drawing:
 
     async def draw_again(self, place: Place) -> Place:
         """Another draw for one that is late. Raises `ResourceStopped`."""
-        purse = self._purse(place.limits)
+        lease = self._lease_of(place.limits)
         if place.arrived > place.deadline:
             self._lead = _ahead(place.arrived - place.earliest)
         else:
-            purse.lead = _ahead(self._monotonic() - place.earliest)
-        self._settled += purse.empty()  # leased at the same time, and as late
+            lease.lead = _ahead(self._monotonic() - place.earliest)
+        self._settled += lease.empty()  # leased at the same time, and as late
         self.give_back(place)
         return await self.draw(place.limits, place.cost)
 
@@ -265,39 +265,39 @@ class Drawing:
             self._rounds.append(end)
             await end
 
-    def _purse(self, limits: Limits) -> Purse:
+    def _lease_of(self, limits: Limits) -> LimitLease:
         id_ = _names(limits)
-        purse = self._purses.get(id_)
-        if purse is None or purse.limits != limits:
-            lead = 0.0 if purse is None else purse.lead  # as slow as before, whatever the limits are
-            if len(self._purses) >= _MOST_PURSES:
-                self._purses.clear()
-            lease = min(limit.lease for _, limit in limits)
-            chunk = int(min(lease / limit.interval for _, limit in limits))
-            purse = self._purses[id_] = Purse(limits, chunk if chunk >= _LEAST_LEASE else 0, lease, lead=lead)
-        return purse
+        lease = self._leases.get(id_)
+        if lease is None or lease.limits != limits:
+            lead = 0.0 if lease is None else lease.lead  # as slow as before, whatever the limits are
+            if len(self._leases) >= _MOST_LEASES:
+                self._leases.clear()
+            duration = min(limit.lease for _, limit in limits)
+            chunk = int(min(duration / limit.interval for _, limit in limits))
+            lease = self._leases[id_] = LimitLease(limits, chunk if chunk >= _LEAST_LEASE else 0, duration, lead=lead)
+        return lease
 
     def _reopen(self, limits: Limits) -> None:
         """Units come back: the next request asks again."""
-        if (purse := self._purses.get(_names(limits))) is not None:
-            purse.shut_until = 0.0
+        if (lease := self._leases.get(_names(limits))) is not None:
+            lease.shut_until = 0.0
 
-    def _refuse_if_shut(self, purse: Purse, cost: float) -> None:
-        shut = cost >= purse.shut_cost and purse.shut_until > self._now().timestamp() + PATIENCE
-        if shut and self._monotonic() - purse.shut_at < _SHUT_FOR:
-            raise self._stopped(purse)
+    def _refuse_if_shut(self, lease: LimitLease, cost: float) -> None:
+        shut = cost >= lease.shut_cost and lease.shut_until > self._now().timestamp() + PATIENCE
+        if shut and self._monotonic() - lease.shut_at < _SHUT_FOR:
+            raise self._stopped(lease)
 
-    def _stopped(self, purse: Purse) -> ResourceStopped:
+    def _stopped(self, lease: LimitLease) -> ResourceStopped:
         # A little early: the rest of the wait takes place in `draw`, where its end is reserved.
-        until = from_epoch(purse.shut_until - PATIENCE / 2)
-        return ResourceStopped(purse.shut_by, "limit", until)
+        until = from_epoch(lease.shut_until - PATIENCE / 2)
+        return ResourceStopped(lease.shut_by, "limit", until)
 
     def _cancelled(self, waiting: _Waiting) -> None:
         answer = waiting.answer
         if not answer.done() or answer.cancelled() or answer.exception() is not None:
             return
         if answer.result().draw.granted:
-            self.give_back(self._place(waiting.purse, waiting.cost, answer.result()))
+            self.give_back(self._place(waiting.lease, waiting.cost, answer.result()))
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -366,20 +366,20 @@ class Drawing:
         self._take_in(batch, drawn)
 
     def _asks(self, batch: list[_Waiting]) -> tuple[list[store.Ask], list[Settled]]:
-        """The asks of a batch, and the unspent units of leases that they renew: these go back, a new lease counts anew.
+        """The asks of a batch, and the unspent units of leases that they renew, which go back.
 
-        The last draw of a purse renews its lease. What every draw is ahead decreases with each transaction.
+        The last draw of a lease renews it. What every draw is ahead decreases with each transaction.
         """
         asks: list[store.Ask] = []
         remainder: list[Settled] = []
-        last = {id(w.purse): w for w in batch}
+        last = {id(w.lease): w for w in batch}
         for w in batch:
-            more = self._more(w) if last[id(w.purse)] is w else 0
+            more = self._more(w) if last[id(w.lease)] is w else 0
             if more:
-                remainder += w.purse.empty()
-            asks.append(store.Ask(w.purse.limits, w.cost, PATIENCE, more, w.lead))
+                remainder += w.lease.empty()
+            asks.append(store.Ask(w.lease.limits, w.cost, PATIENCE, more, w.lead))
         for w in last.values():
-            w.purse.lead = _less(w.purse.lead)
+            w.lease.lead = _less(w.lease.lead)
         if batch:
             self._lead = _less(self._lead)
         return asks, remainder
@@ -390,13 +390,13 @@ class Drawing:
                 self._pass(w)
                 continue
             if answer.leased:
-                w.purse.units, w.purse.tats = answer.leased, answer.tats
-                w.purse.lease_end = self._clocks.earliest(answer.now) + w.purse.lease
-                self._leased[id(w.purse)] = w.purse
+                w.lease.units, w.lease.tats = answer.leased, answer.tats
+                w.lease.ends_at = self._clocks.earliest(answer.now) + w.lease.duration
+                self._unspent[id(w.lease)] = w.lease
             if not w.answer.done():
                 w.answer.set_result(answer)
             elif answer.draw.granted:  # cancelled meanwhile
-                self.give_back(self._place(w.purse, w.cost, answer))
+                self.give_back(self._place(w.lease, w.cost, answer))
 
     def _hold(self, rest: list[Settled]) -> None:
         """Keep what could not be settled apart for a while: with it each draw would wait for whoever holds a limit."""
@@ -422,7 +422,7 @@ class Drawing:
     def _refuse(self, w: _Waiting) -> None:
         if not w.answer.done():
             until = self._now() + timedelta(seconds=_NEXT_TRY)
-            w.answer.set_exception(ResourceStopped(w.purse.limits[0][0], "database", until))
+            w.answer.set_exception(ResourceStopped(w.lease.limits[0][0], "database", until))
 
     async def _transaction(
         self, asks: list[store.Ask], settled: list[Settled]
@@ -453,20 +453,20 @@ class Drawing:
         return drawn, rest
 
     def _more(self, w: _Waiting) -> int:
-        """Units to lease on top: as many as the purse used lately."""
-        purse = w.purse
-        if not purse.chunk or w.lead or purse.units >= w.cost:  # its lease came while it waited
+        """Units to lease on top: as many as the lease used lately."""
+        lease = w.lease
+        if not lease.chunk or w.lead or lease.units >= w.cost:  # its lease came while it waited
             return 0
-        lately = max(purse.before, purse.draws)
-        return min(purse.chunk, lately) if lately >= _LEAST_LEASE else 0
+        lately = max(lease.before, lease.draws)
+        return min(lease.chunk, lately) if lately >= _LEAST_LEASE else 0
 
     def _left_over(self) -> list[Settled]:
         """Leased units nobody spent in time."""
         at = self._monotonic()
-        over = [purse for purse in self._leased.values() if purse.lease_end <= at]
-        for purse in over:
-            del self._leased[id(purse)]
-        return [one for purse in over for one in purse.empty()]
+        over = [lease for lease in self._unspent.values() if lease.ends_at <= at]
+        for lease in over:
+            del self._unspent[id(lease)]
+        return [one for lease in over for one in lease.empty()]
 
 
 def _names(limits: Limits) -> tuple[store.LimitId, ...]:
