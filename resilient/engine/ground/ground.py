@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from resilient.store.db.wake import Waker
     from resilient.wire.requests.pool import PoolSettings
 
-# Kinds of jobs as values: `Kind`, the name and shape of what is enqueued, and `Handler`, what runs it.
-#
-# Both sides import them from here: those that enqueue, and the worker. `handler.py` makes a `Handler` from a function.
-
 
 DEFAULT_CONCURRENCY: Final = 50
 LEASE: Final = 60.0  # seconds, unless a heartbeat renews it
