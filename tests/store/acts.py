@@ -349,6 +349,12 @@ def cancels(c, d):
     return _sweep(changes.Cancel(), *names)(c, d)
 
 
+@act("jobs.api: step")
+def cancels_what_runs(c, d):
+    """Jobs that a worker finishes in several statements, one for each kind of end."""
+    return _sweep(changes.Cancel(), "run1", "run2", "run3", "run4", "flow2.a", "late2")(c, d)
+
+
 @act("jobs.api: step", replays=True)
 def retries_them(c, d):
     return _sweep(changes.Retry(), "dead1", "dead2", "lane3.dead", "flow3.a", "flow4.a.undo", "done1", "child5")(c, d)

@@ -83,6 +83,15 @@ def test_it_meets_the_others(arena, name, plans):
     assert wrong == []
 
 
+@pytest.mark.parametrize("other", ["finishes and goes on", "cancels what runs"])
+def test_a_batch_of_several_statements_has_its_jobs_before_their_followers(arena, other):
+    """A follower is a job too: one that is locked between two of the batch's own makes a circle."""
+    place = arena("large")
+    for acts in permutations((ACTS["finishes"], ACTS[other])):
+        stops = [*range(1, len(place.statements_of(acts[0])) + 1), COMMIT]
+        assert [line for k in stops for line in place.meet(*acts, stops=[k]).wrong] == []
+
+
 def places(arena, act):
     """Where an act may stand: before each statement once it holds something; here in the middle, with some of it."""
     count = len(arena.statements_of(act))

@@ -505,8 +505,11 @@ def write(
         return finishing.succeed_alone(c, d, sorted(done, key=_by_id), how_long or LOCK_WAIT)
     now = d.steer(c, how_long)
     ends = ends or Ends()
+    if (done and finishes) or len({result is None for _, _, result in done}) > 1:  # in several statements
+        finishing.lock(c, d, sorted([i for i, _, _ in done] + [f.id for f in finishes]))
     effective = finishing.succeed_if_held(c, d, sorted(done, key=_by_id), now, ends)
     effective |= finishing.finish_if_held(c, d, finishes, now, ends)
+    ends.release(c, d, now)
     if follow_ups and (new := [o for i, ordered in follow_ups.items() if i in effective for o in ordered]):
         queue.write(c, d, new, ended=ends.in_order)
     ends.go_on(c, d, now)

@@ -393,13 +393,15 @@ class Ends:
     """The jobs that one transaction ends in several statements.
 
     Here and everywhere locks are taken on jobs first (by id), then on unique keys, then on ordering keys (in their
-    order), then on workflows (by id). So call `add` after each statement, then write new jobs with ordering keys, and
-    call `go_on` last: in a program's session at its commit (`engine/jobs/queue.py`).
+    order), then on workflows (by id). So call `add` after each statement, or `note` after each and `release` after the
+    last; then write new jobs with ordering keys, and call `go_on` last: in a program's session at its commit
+    (`engine/jobs/queue.py`).
     """
 
-    __slots__ = ("_over", "again", "in_order", "workflows")
+    __slots__ = ("_followed", "_over", "again", "in_order", "workflows")
 
     def __init__(self) -> None:
+        self._followed: set[UUID] = set()  # noted, and not yet released
         self._over: set[UUID] = set()
         self.in_order: set[UUID] = set()
         self.workflows: set[UUID] = set()  # that somebody cancelled
@@ -437,6 +439,19 @@ class Ends:
             self._over.update(just)
             just, gone = ended(c, d, just, now, gone=gone), False  # those that are cancelled now have followers too
             self.in_order.update(just)
+
+    def note(self, followed: Iterable[UUID], in_order: Iterable[UUID]) -> None:
+        """Add ended jobs; what waited for them is dealt with by `release`, once the transaction has all its own jobs.
+
+        A follower is a job too: locked before the last of them, it may be what makes two transactions wait in a circle.
+        """
+        self._followed.update(followed)
+        self.in_order.update(in_order)
+
+    def release(self, c: Connection, d: Dialect, now: datetime) -> None:
+        """Deal with those that waited for the noted jobs; see `add`."""
+        followed, self._followed = self._followed, set()
+        self.add(c, d, followed, (), now)
 
     def go_on(self, c: Connection, d: Dialect, now: datetime, *, gone: bool = False) -> None:
         """Advance their ordering keys, cancel workflows, and ask for a look at those of the jobs."""

@@ -175,13 +175,21 @@ _SUCCEED: Final = _updates(_constant)
 _SUCCEED_ALONE: Final = _updates(lambda field: _literal(field, _SUCCESS))
 
 
+def lock(c: Connection, d: Dialect, ids: Sequence[UUID]) -> None:
+    """Lock jobs by id, before several statements each write some of them. SQLite has one writer: it needs none."""
+    if d.is_postgresql:
+        rows = f"SELECT id FROM {{job}} WHERE id {d.among('ids', 'uuid')} ORDER BY id {{row_lock}}"
+        d.run(c, rows, {"ids": d.pack_ids(ids)})
+
+
 def succeed_if_held(
     c: Connection, d: Dialect, done: Sequence[tuple[UUID, int, str | None]], now: datetime, ends: Ends | None = None
 ) -> set[UUID]:
     """Finish (id, version, result as JSON text) whose fence still holds; returns the ids that were finished.
 
     A job that is to run once more goes back to ready instead, with a fresh budget and keys of its own: under the
-    old ones a provider would take its requests for repeats. ``ends``: what follows is written later.
+    old ones a provider would take its requests for repeats. ``ends``: what follows is written later, by its `release`
+    and `go_on`.
     """
     if not done:
         return set()
@@ -252,14 +260,14 @@ def _finishing_alone(source: str, now: str, with_result: bool) -> str:  # noqa: 
 
 
 def _follow(c: Connection, d: Dialect, rows: Sequence[ready.ChangedJob], now: datetime, ends: Ends | None) -> None:
-    """Release what waits for the jobs that ended, or leave that to ``ends``."""
+    """Release what waits for the jobs that ended, or leave that to `Ends.release` of ``ends``."""
     over = [job for job in rows if job.state in TERMINAL]
     followed, in_order = [job.id for job in over if job.followed], [job.id for job in over if job.ordering_key]
     if ends is None:
         release_followers(c, d, followed, in_order, now)
     else:
         ends.again = ends.again or any(job.state == "ready" for job in rows)
-        ends.add(c, d, followed, in_order, now)
+        ends.note(followed, in_order)
 
 
 def fences(
