@@ -168,6 +168,7 @@ def test_bad_paths_are_named(path):
         ("https://u:p%40@h.test", "https://h.test"),
         ("/relative?token=abc", "/relative?token=…"),
         ("https://h.test?token=a/b@c", "https://h.test?token=…"),
+        ("https://h.test/hook?s3cret&x=1&=t", "https://h.test/hook?…&x=…&=…"),
     ],
 )
 def test_urls_for_people(url, shown):

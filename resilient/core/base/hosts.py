@@ -143,7 +143,7 @@ def host_pattern(text: str) -> Origin:
 
 
 def without_secrets(url: str) -> str:
-    """A URL for people: without user, password, query values and fragment."""
+    """A URL for people: without user, password, fragment and the values of its query, of which one may have no name."""
     if url.startswith("//"):  # its scheme is that of the page before
         return without_secrets(f"http:{url}").removeprefix("http:")
     head, query, rest = _without_logins(url).partition("?")
@@ -153,8 +153,8 @@ def without_secrets(url: str) -> str:
         head = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if not query:
         return head.partition("#")[0]
-    names = [part.partition("=")[0] for part in rest.partition("#")[0].split("&") if part]
-    return f"{head}?{'&'.join(f'{name}=…' for name in names)}"
+    parts = [part.partition("=") for part in rest.partition("#")[0].split("&") if part]
+    return f"{head}?{'&'.join(f'{name}=…' if sign else '…' for name, sign, _ in parts)}"
 
 
 def _without_logins(text: str) -> str:
