@@ -20,7 +20,7 @@ from resilient.core.gates.retry_after import cooled
 from resilient.core.provider.classify import classify, cost_of
 from resilient.core.provider.facts import Provider
 from resilient.core.provider.rules import Errors, Rule, Wait
-from resilient.engine.gates.budgets import Reach, Stated, observation_of, spent, undeclared
+from resilient.engine.gates.budgets import Reach, UndeclaredBudgets, observation_of, refill_time, refill_wait
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = float(TOLD_WAIT.value)
@@ -77,12 +77,12 @@ def test_no_budget_binds_others_or_lasts(found, tenancy):
             assert told.resource_key == "p/a" or (told.limit.name == budget.name and tenancy is not Tenancy.APART)
             assert NOW.timestamp() < told.reset_at <= NOW.timestamp() + DAY
             walk(told)
-        until = spent(budget, reach, NOW)
+        until = refill_time(budget, reach, NOW)
         assert until is None or NOW < until <= NOW + timedelta(seconds=DAY)
-        left = undeclared(budget, reach, NOW)
+        left = refill_wait(budget, reach, NOW)
         if left is not None:
             assert 0 < left <= DAY
-            kept, near = Stated(), []
+            kept, near = UndeclaredBudgets(), []
             for _ in range(2):
                 near = kept.take_in("p/a", [(budget, left)], NOW.timestamp(), everything=True)
             assert all(0 < limit.interval <= 1.1 * DAY for limit, _ in near)

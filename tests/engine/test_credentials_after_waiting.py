@@ -46,19 +46,19 @@ async def app(api, database_url):
 
 
 def meanwhile(monkeypatch, act):
-    """Let ``act`` happen once, while a request waits for its gate; the gate and its tickets."""
-    admit, tickets, done = Gate.admit, [], []
+    """Let ``act`` happen once, while a request waits for its gate; the gate and its permits."""
+    admit, permits, done = Gate.admit, [], []
 
     async def waiting(gate, *args, **options):
-        ticket = await admit(gate, *args, **options)
-        tickets.append((gate, ticket))
+        permit = await admit(gate, *args, **options)
+        permits.append((gate, permit))
         if not done:
             done.append(True)
             await act()
-        return ticket
+        return permit
 
     monkeypatch.setattr(Gate, "admit", waiting)
-    return tickets
+    return permits
 
 
 async def test_a_token_that_was_replaced_while_a_request_waited_is_not_sent(app, api, monkeypatch):
@@ -69,11 +69,11 @@ async def test_a_token_that_was_replaced_while_a_request_waited_is_not_sent(app,
 
 
 async def test_an_account_that_was_revoked_meanwhile_sends_nothing_and_keeps_no_room(app, api, monkeypatch):
-    tickets = meanwhile(monkeypatch, lambda: app.connections.revoke(ACCOUNT))
+    permits = meanwhile(monkeypatch, lambda: app.connections.revoke(ACCOUNT))
     job = await app.enqueue(look, resource_key=ACCOUNT)
     await app.worker().drain()
-    (_, ticket), *_ = tickets
-    assert ticket.flights == ()
+    (_, permit), *_ = permits
+    assert permit.flights == ()
     assert api.tokens == []
     info = await app.jobs.get(job.id)
     assert (info.attempts, info.executions) == (0, 1)

@@ -475,9 +475,9 @@ async def test_throttles_of_his_accounts_do_not_slow_down_a_provider_whose_limit
     good, stopped, throttle = [f"api/good-{n}" for n in range(GOOD)], 0, Failure(FailureKind.THROTTLED, retry_in=1.0)
 
     async def throttled(keys):
-        tickets = [await gate.admit(key) for key in keys]
-        for key, ticket in zip(keys, tickets, strict=True):
-            await gate.answered(ticket, key, AnswerFacts(429), throttle)
+        permits = [await gate.admit(key) for key in keys]
+        for key, permit in zip(keys, permits, strict=True):
+            await gate.answered(permit, key, AnswerFacts(429), throttle)
 
     async def well(keys):
         for key in keys:

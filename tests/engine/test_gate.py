@@ -113,8 +113,8 @@ def elect(database, key, owner="w1"):
 
 
 async def test_a_new_key_is_let_through_and_gets_rows(clock, database, gate, read_all):
-    ticket = await gate.admit("p/a/search")
-    assert ticket.generations == (0, 0, 0)
+    permit = await gate.admit("p/a/search")
+    assert permit.generations == (0, 0, 0)
     assert {r["key"] for r in read_all("SELECT key FROM {resource}")} == {"p", "p/a", "p/a/search"}
 
 
@@ -199,10 +199,10 @@ async def test_capped(clock, database, gate):
 
 async def test_one_throttle_however_many_were_in_flight(clock, database, gate, statements, caplog):
     caplog.set_level(logging.INFO, "resilient.gate")
-    tickets = [await gate.admit("p/a") for _ in range(20)]
+    permits = [await gate.admit("p/a") for _ in range(20)]
     statements.clear()
     told = Failure(FailureKind.THROTTLED, status=429, code="http_429", retry_at=clock.now() + timedelta(seconds=60))
-    await asyncio.gather(*(gate.answered(t, "p/a", AnswerFacts(429), told) for t in tickets))
+    await asyncio.gather(*(gate.answered(t, "p/a", AnswerFacts(429), told) for t in permits))
     assert statements.count("cool_down") == 1
     with pytest.raises(ResourceStopped) as stopped:
         await gate.admit("p/a")
@@ -348,8 +348,8 @@ async def test_one_sick_account_does_not_stop_its_provider(clock, database, gate
 
 async def test_a_failing_account_is_not_the_providers_failure(clock, database, gate):
     for _ in range(5):
-        ticket = await gate.admit("p/a")
-        await gate.failed(ticket, "p/a", Failure(FailureKind.TRANSIENT))
+        permit = await gate.admit("p/a")
+        await gate.failed(permit, "p/a", Failure(FailureKind.TRANSIENT))
     await gate.flush()
     assert facts(database, "p/a").breaker.state == "open"
     assert facts(database, "p").breaker.streak == 0
@@ -359,9 +359,9 @@ async def test_late_answers_count_under_the_generation_they_were_sent(clock, dat
     late = [await gate.admit("p/a") for _ in range(3)]
     await fails(gate, "p/a")
     before = facts(database, "p/a").breaker
-    for ticket in late:
-        await gate.answered(ticket, "p/a", OK, None)
-        await gate.failed(ticket, "p/a", DOWN)
+    for permit in late:
+        await gate.answered(permit, "p/a", OK, None)
+        await gate.failed(permit, "p/a", DOWN)
     await gate.flush()
     assert facts(database, "p/a").breaker == before
 
@@ -394,12 +394,12 @@ async def test_a_probe_whose_lease_ended_before_it_sent_anything_is_none(clock, 
     with pytest.raises(ResourceStopped) as stopped:
         await gate.admit("p/a", probes=first)
     assert (stopped.value.resource, stopped.value.gate) == ("p/a", "breaker")
-    ticket = await gate.admit("p/a", probes=second)
-    assert ticket.probing == ("p/a", "p")
-    ticket.fresh_until = 0.0  # it waits for its connection
-    assert gate.is_late(ticket)
-    await gate.again(ticket)
-    assert ticket.probing == ("p/a", "p")
+    permit = await gate.admit("p/a", probes=second)
+    assert permit.probing == ("p/a", "p")
+    permit.fresh_until = 0.0  # it waits for its connection
+    assert gate.is_late(permit)
+    await gate.again(permit)
+    assert permit.probing == ("p/a", "p")
 
 
 async def test_the_first_answer_decides(clock, database, gate):
@@ -440,9 +440,9 @@ async def test_without_a_job_one_of_many_requests_elects_itself(clock, database,
     clock.advance(30)
     gates = [gate, await make("w2")]
     found = await asyncio.gather(*(gates[n % 2].admit("p/a", own="") for n in range(8)), return_exceptions=True)
-    (ticket,) = [one for one in found if not isinstance(one, ResourceStopped)]
-    assert {level for level, _ in ticket.elected} == {"p/a", "p"}
-    assert {one.gate for one in found if one is not ticket} == {"breaker"}
+    (permit,) = [one for one in found if not isinstance(one, ResourceStopped)]
+    assert {level for level, _ in permit.elected} == {"p/a", "p"}
+    assert {one.gate for one in found if one is not permit} == {"breaker"}
     assert facts(database, "p/a").breaker.state == "half_open"
 
 
@@ -532,8 +532,8 @@ def left(remaining, reset_at, name="core", limit=None):
 
 
 async def test_a_declared_budget_lowers_the_limit(clock, database, gate):
-    ticket = await gate.admit("q/a")
-    await gate.answered(ticket, "q/a", left(1, clock.now() + timedelta(seconds=50)), None)
+    permit = await gate.admit("q/a")
+    await gate.answered(permit, "q/a", left(1, clock.now() + timedelta(seconds=50)), None)
     await gate.flush()
     await gate.admit("q/a")
     with pytest.raises(ResourceStopped) as stopped:
@@ -543,9 +543,9 @@ async def test_a_declared_budget_lowers_the_limit(clock, database, gate):
 
 
 async def test_plenty_left_is_not_even_written(clock, gate, statements):
-    ticket = await gate.admit("q/a")
+    permit = await gate.admit("q/a")
     statements.clear()
-    await gate.answered(ticket, "q/a", left(5000, clock.now() + timedelta(seconds=10)), None)
+    await gate.answered(permit, "q/a", left(5000, clock.now() + timedelta(seconds=10)), None)
     await gate.flush()
     assert "observe" not in statements
 

@@ -93,8 +93,8 @@ async def test_beyond_two_seconds_the_job_waits(clock, database, make):
     assert (stopped.value.until - clock.now()).total_seconds() == pytest.approx(9)
     clock.advance(9)
     begin = time.monotonic()
-    ticket = await gate.admit("p/a")  # the rest in place
-    assert begin + 0.9 <= ticket.place.send_at <= time.monotonic()
+    permit = await gate.admit("p/a")  # the rest in place
+    assert begin + 0.9 <= permit.draw.send_at <= time.monotonic()
 
 
 async def test_who_is_behind_is_refused_without_asking(clock, make, draws):
@@ -174,9 +174,9 @@ async def test_leases_never_pass_the_limit(database, make):
     async def sends(gate):
         while loop.time() < end:
             try:
-                ticket = await gate.admit("p/a")
-                while gate.is_late(ticket) or (at := loop.time()) > ticket.place.deadline:  # it stood still on the way
-                    await gate.again(ticket)
+                permit = await gate.admit("p/a")
+                while gate.is_late(permit) or (at := loop.time()) > permit.draw.deadline:  # it stood still on the way
+                    await gate.again(permit)
                 times.append(at)
             except ResourceStopped:
                 await asyncio.sleep(0.05)
@@ -216,13 +216,13 @@ async def test_a_gate_that_shuts_meanwhile_stops_the_wait(clock, database, make)
 
 async def test_the_answer_settles_the_cost(clock, database, make):
     gate = await make(Limit(100, 1, burst=100, name="r"))
-    ticket = await gate.admit("p/a", 10)
-    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=2.5), None)
+    permit = await gate.admit("p/a", 10)
+    await gate.answered(permit, "p/a", AnswerFacts(200, cost=2.5), None)
     await gate.flush()
     assert tat(database) == pytest.approx(clock.now().timestamp() + 0.025, abs=1e-3)
-    ticket = await gate.admit("p/a", 10)
+    permit = await gate.admit("p/a", 10)
     drawn = tat(database)  # 10, or a few more in advance
-    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+    await gate.answered(permit, "p/a", AnswerFacts(200, cost=40), None)
     await gate.flush()
     assert tat(database) == pytest.approx(drawn + 0.3, abs=1e-3)
 
@@ -230,8 +230,8 @@ async def test_the_answer_settles_the_cost(clock, database, make):
 @pytest.mark.parametrize("cost", [1e300, 1e9])
 async def test_no_answer_costs_more_than_a_whole_window(clock, database, make, cost):
     gate = await make(Limit(100, 1, burst=100, name="r"))
-    ticket = await gate.admit("p/a")
-    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=cost), None)
+    permit = await gate.admit("p/a")
+    await gate.answered(permit, "p/a", AnswerFacts(200, cost=cost), None)
     await gate.flush()
     assert tat(database) <= clock.now().timestamp() + 1.1
 
@@ -242,8 +242,8 @@ async def test_an_account_on_its_own_host_cannot_spend_what_all_share(clock, dat
     gate = Gate(database, policies, owner="w")
     await gate.start()
     told = Budget("app", 77, 0, clock.now() + timedelta(days=900))
-    ticket = await gate.admit("p/a")
-    await gate.answered(ticket, "p/a", AnswerFacts(200, cost=80.0, budgets=(told,)), None)
+    permit = await gate.admit("p/a")
+    await gate.answered(permit, "p/a", AnswerFacts(200, cost=80.0, budgets=(told,)), None)
     await gate.close()
     states = database.transaction_sync(limits.read, ["p", "p/a"])
     assert states["p"]["app"].remaining is None
@@ -271,31 +271,31 @@ async def test_a_request_that_was_kept_too_long_draws_again(clock, database, mak
     """Its connection took long to open, or the process stood still: its place has passed, and others have one there."""
     now = [1000.0]
     gate = await make(Limit(10, 1, name="r"), monotonic=lambda: now[0])
-    ticket = await gate.admit("p/a")
-    assert not gate.is_late(ticket)
+    permit = await gate.admit("p/a")
+    assert not gate.is_late(permit)
     first = tat(database)
     now[0] += 0.5
     clock.advance(0.5)
-    assert gate.is_late(ticket)
-    await gate.again(ticket)
+    assert gate.is_late(permit)
+    await gate.again(permit)
     assert len(draws) == 2
     assert tat(database) >= first + 0.5
-    assert ticket.sent_at == clock.now()
+    assert permit.sent_at == clock.now()
 
 
 async def test_who_was_kept_too_long_looks_at_the_gates_again(clock, database, make):
     now = [1000.0]
     gate = await make(Limit(100, 1, burst=100, name="r"), monotonic=lambda: now[0])
-    tickets = [await gate.admit("p/a"), await gate.admit("p/a", 0)]
+    permits = [await gate.admit("p/a"), await gate.admit("p/a", 0)]
     database.transaction_sync(gates.pause, "p", reason="unpaid")
     now[0] += 5
     clock.advance(5)
-    for ticket in tickets:  # with a limit and without
-        assert gate.is_late(ticket)
+    for permit in permits:  # with a limit and without
+        assert gate.is_late(permit)
         with pytest.raises(ResourceStopped) as stopped:
-            await gate.again(ticket)
+            await gate.again(permit)
         assert (stopped.value.resource, stopped.value.gate) == ("p", "pause")
-        assert ticket.place is None
+        assert permit.draw is None
 
 
 async def test_free_requests_draw_nothing(clock, make, draws):
@@ -330,7 +330,7 @@ async def test_a_settlement_waits_longer_and_longer_for_a_database_that_is_away(
     clock, database, make, away, monkeypatch, caplog
 ):
     gate, pauses = await make(Limit(100, 1, burst=100, name="r")), []
-    ticket = await gate.admit("p/a", 10)
+    permit = await gate.admit("p/a", 10)
     drawn = tat(database)
 
     def at_once(tries, roll):
@@ -339,7 +339,7 @@ async def test_a_settlement_waits_longer_and_longer_for_a_database_that_is_away(
 
     monkeypatch.setattr(drawing, "retry_pause", at_once, raising=False)
     with away():
-        await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+        await gate.answered(permit, "p/a", AnswerFacts(200, cost=40), None)
         await until(lambda: len(pauses) == 5)
     await until(lambda: tat(database) != drawn)
     assert tat(database) == pytest.approx(drawn + 0.3, abs=1e-3)
@@ -352,7 +352,7 @@ async def test_what_a_server_says_is_left_is_written_once_the_database_is_there_
     clock, database, make, monkeypatch
 ):
     gate, tries, real = await make(Limit(100, 1, burst=100, name="r")), [], database.transaction
-    ticket = await gate.admit("p/a")
+    permit = await gate.admit("p/a")
 
     async def away(fn, *args, **kwargs):
         if fn is limits.observe:
@@ -363,7 +363,7 @@ async def test_what_a_server_says_is_left_is_written_once_the_database_is_there_
     with monkeypatch.context() as patch:
         patch.setattr(database, "transaction", away)
         left = Budget("r", 100, 3, clock.now() + timedelta(minutes=1))
-        await gate.answered(ticket, "p/a", AnswerFacts(200, budgets=(left,)), None)
+        await gate.answered(permit, "p/a", AnswerFacts(200, budgets=(left,)), None)
         await until(lambda: tries)
     await gate.flush()
     assert database.transaction_sync(limits.read, ["p/a"])["p/a"]["r"].remaining == 3
@@ -371,17 +371,17 @@ async def test_what_a_server_says_is_left_is_written_once_the_database_is_there_
 
 async def test_saving_and_closing_end_while_the_database_is_away(clock, database, make, away):
     gate = await make(Limit(100, 1, burst=100, name="r"))
-    ticket = await gate.admit("p/a", 10)
+    permit = await gate.admit("p/a", 10)
     drawn = tat(database)
     async with asyncio.timeout(LIMIT):
         with away():
-            await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+            await gate.answered(permit, "p/a", AnswerFacts(200, cost=40), None)
             await gate.flush()
-        ticket = await gate.admit("p/a", 10)  # does not wait for the pause, and takes the settlement along
+        permit = await gate.admit("p/a", 10)  # does not wait for the pause, and takes the settlement along
         assert tat(database) > drawn + 0.39  # 0.3, 0.1, and perhaps a few in advance
         assert gate._drawing._pause is None
         with away():
-            await gate.answered(ticket, "p/a", AnswerFacts(200, cost=40), None)
+            await gate.answered(permit, "p/a", AnswerFacts(200, cost=40), None)
             await gate.close()
             assert gate._drawing._pause is None
             assert gate._drawing._task.done()

@@ -57,7 +57,7 @@ def wrong():
 
 
 def open_requests(gate):
-    return {key: flow.flying for key, flow in gate._lessons.flows._flows.items() if flow.flying}
+    return {key: flow.in_flight for key, flow in gate._lessons.flows._flows.items() if flow.in_flight}
 
 
 async def interrupted(app, kind, key, when):
@@ -115,9 +115,9 @@ async def test_what_a_thread_gives_up_is_given_up_on_the_loop(api, database_url,
     """The counts of requests under way are the loop's: a thread beside it would lose one now and then."""
     threads, real = [], Gate.abandoned
 
-    def abandoned(gate, ticket):
+    def abandoned(gate, permit):
         threads.append(threading.current_thread())
-        return real(gate, ticket)
+        return real(gate, permit)
 
     monkeypatch.setattr(Gate, "abandoned", abandoned)
 
@@ -166,7 +166,7 @@ async def test_a_stop_during_a_refresh_leaves_no_doubt_about_the_request_that_wa
 
 async def test_a_refusal_is_no_answer_once_newer_credentials_are_there(idp, database_url, monkeypatch):
     """A gate that shuts before the repeat defers the job; its handler is not told of credentials that are replaced."""
-    seen, tickets = Seen(), []
+    seen, permits = Seen(), []
 
     @handler("go")
     async def go(job: Job[None]) -> int:
@@ -181,8 +181,8 @@ async def test_a_refusal_is_no_answer_once_newer_credentials_are_there(idp, data
 
         async def refreshed(hooks, permit, failure):
             is_renewed = await real(hooks, permit, failure)
-            tickets.append(is_renewed)
-            if len(tickets) == 1:
+            permits.append(is_renewed)
+            if len(permits) == 1:
                 await app.resources.pause(A)
                 hooks._wire.gate.forget([A])
             return is_renewed
@@ -195,7 +195,7 @@ async def test_a_refusal_is_no_answer_once_newer_credentials_are_there(idp, data
         await app.worker().drain(timeout=LIMIT)
         job = await app.jobs.get(id_)
     assert (job.state, job.result, job.attempts, seen.status) == ("succeeded", 200, 0, [200])
-    assert tickets == [True]
+    assert permits == [True]
 
 
 # -- 429 ----------------------------------------------------------------------------------------------------------
@@ -236,9 +236,9 @@ async def gate(database):
 
 
 async def test_a_throttle_is_written_though_the_job_that_met_it_is_cut_off(gate, database, open_database, database_url):
-    ticket = await gate.admit("p/a")
+    permit = await gate.admit("p/a")
     with Held(open_database(database_url), "p/a"):
-        telling = asyncio.create_task(gate.answered(ticket, "p/a", AnswerFacts(429), THROTTLED))
+        telling = asyncio.create_task(gate.answered(permit, "p/a", AnswerFacts(429), THROTTLED))
         await until(lambda: "p/a" in gate._resting)
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
@@ -253,10 +253,10 @@ async def test_a_throttle_waits_for_nobody_who_holds_its_resource(postgres_datab
     """The answer is its job's, which would else be told that its time is over."""
     gate = Gate(postgres_database, Policies(), owner="w1")
     await gate.start()
-    ticket = await gate.admit("p/a")
+    permit = await gate.admit("p/a")
     with Held(open_database(postgres_url), "p/a"):
         async with asyncio.timeout(LIMIT / 5):
-            await gate.answered(ticket, "p/a", AnswerFacts(429), THROTTLED)
+            await gate.answered(permit, "p/a", AnswerFacts(429), THROTTLED)
         assert gate.stop("p/a") is not None
     await until(lambda: not gate._resting)
     await gate.close()

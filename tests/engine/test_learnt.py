@@ -34,7 +34,7 @@ from resilient.core.gates.policy import Policies, Policy, Tenancy
 from resilient.core.gates.rate_limit import LEARNT, LimitState
 from resilient.core.gates.retry_after import LEAST
 from resilient.engine.gates import lessons
-from resilient.engine.gates.budgets import MOST_STATED, Stated
+from resilient.engine.gates.budgets import MOST_STATED, UndeclaredBudgets
 from resilient.engine.gates.gate import Gate
 from resilient.engine.gates.lessons import FIRST_OF_ROOT, PAUSE, Flows, Latency
 from resilient.engine.run import backend
@@ -101,9 +101,9 @@ async def test_two_processes_learn_one_rate_from_what_both_counted(database, mak
 
 async def test_what_was_in_flight_is_one_event(database, make):
     one = await make(policies=Policies(limits={"p/*": [Limit(1000, 1, burst=1000)]}))
-    tickets = [await one.admit("p/a") for _ in range(6)]
-    for ticket in tickets:
-        await one.answered(ticket, "p/a", AnswerFacts(429), throttled())
+    permits = [await one.admit("p/a") for _ in range(6)]
+    for permit in permits:
+        await one.answered(permit, "p/a", AnswerFacts(429), throttled())
     assert learnt(database, "p/a").throttles == 1
 
 
@@ -113,11 +113,11 @@ async def test_the_learnt_limit_is_drawn_beside_the_declared_one_and_no_budget_m
     await well(one, "p/a", 3)
     await refused(one, "p/a")
     clock.advance(5)
-    ticket = await one.admit("p/a")
-    names = [limit.name for _, limit in ticket.place.limits]
+    permit = await one.admit("p/a")
+    names = [limit.name for _, limit in permit.draw.limits]
     assert names == ["core", LEARNT]
     budget = Budget(LEARNT, remaining=0, reset_at=clock.now() + timedelta(seconds=60))
-    await one.answered(ticket, "p/a", AnswerFacts(200, budgets=(budget,)), None)
+    await one.answered(permit, "p/a", AnswerFacts(200, budgets=(budget,)), None)
     await one.flush()
     rows = database.transaction_sync(lambda c, d: list(d.run(c, "SELECT name, remaining FROM {rate_limit}")))
     assert (LEARNT, 0.0) not in [tuple(row) for row in rows]
@@ -148,9 +148,9 @@ async def test_many_accounts_refused_at_once_are_their_providers_limit(database,
     keys = [f"p/{n}" for n in range(LEAST)]
     for key in keys:
         await well(one, key, 1)
-    tickets = [await one.admit(key) for key in keys]
-    for key, ticket in zip(keys, tickets, strict=True):
-        await one.answered(ticket, key, AnswerFacts(429), throttled())
+    permits = [await one.admit(key) for key in keys]
+    for key, permit in zip(keys, permits, strict=True):
+        await one.answered(permit, key, AnswerFacts(429), throttled())
     assert learnt(database, "p").kind == "rate"
     assert learnt(database, "p").burst == LEAST, "what was refused is not counted as let through"
     assert [learnt(database, key) for key in keys[:-1]] == [None] * (LEAST - 1), "it was not theirs"
@@ -306,9 +306,9 @@ async def test_a_long_rest_after_few_requests_limits_nothing(database, clock, ma
     await refused(one, "p/a", throttled(40.0))
     clock.advance(60)
     for _ in range(30):
-        ticket = await one.admit("p/a")
-        assert ticket.place is None
-        await one.answered(ticket, "p/a", OK, None)
+        permit = await one.admit("p/a")
+        assert permit.draw is None
+        await one.answered(permit, "p/a", OK, None)
 
 
 @handler("ask", retry=Retry(max_attempts=None))
@@ -354,33 +354,33 @@ async def reserved(gate, clock):
 
 async def test_a_place_is_waited_for_before_the_request_and_used_by_it(database, clock, make):
     one = await make(policies=Policies(learn={"p/*": (1.0, 1.0)}))
-    place = await reserved(one, clock)
+    reservation = await reserved(one, clock)
     draws = database.transaction_sync(limits.read, ["p/a"])
-    ticket = await one.admit("p/a", reserved=place)
-    assert ticket.place is place.place
+    permit = await one.admit("p/a", reserved=reservation)
+    assert permit.draw is reservation.draw
     assert database.transaction_sync(limits.read, ["p/a"]) == draws, "nothing is drawn a second time"
-    await one.answered(ticket, "p/a", OK, None)
-    assert one._lessons.flows._flows["p/a"].flying == 0
-    assert (await one.admit("p/a", reserved=place)).place is not place.place, "it is used once"
+    await one.answered(permit, "p/a", OK, None)
+    assert one._lessons.flows._flows["p/a"].in_flight == 0
+    assert (await one.admit("p/a", reserved=reservation)).draw is not reservation.draw, "it is used once"
 
 
 @pytest.mark.parametrize("how", ["nobody comes", "another cost", "a rest"])
 async def test_a_place_that_is_not_used_is_given_back(database, clock, make, how):
     one = await make(policies=Policies(learn={"p/*": (1.0, 1.0)}))
-    place = await reserved(one, clock)
+    reservation = await reserved(one, clock)
     flow, given = one._lessons.flows._flows["p/a"], []
     one._drawing.give_back = given.append
-    assert flow.flying == 1
+    assert flow.in_flight == 1
     if how == "a rest":
         await one.cool_down("p/a", clock.now() + timedelta(seconds=60))
         with pytest.raises(ResourceStopped):
-            await one.admit("p/a", reserved=place)
+            await one.admit("p/a", reserved=reservation)
     elif how == "another cost":
-        one.abandoned(await one.admit("p/a", 0.5, reserved=place))
-    one.release(place)
-    one.release(place)
-    assert flow.flying == 0
-    assert given == [place.place]
+        one.abandoned(await one.admit("p/a", 0.5, reserved=reservation))
+    one.release(reservation)
+    one.release(reservation)
+    assert flow.in_flight == 0
+    assert given == [reservation.draw]
 
 
 @handler("late", retry=Retry(max_attempts=None))
@@ -428,9 +428,9 @@ async def test_a_job_that_begins_with_a_request_waits_for_its_place_first(databa
 async def test_of_what_a_provider_says_is_left_a_quarter_is_on_its_way_at_most(database, clock, make):
     one = await make()
     await well(one, "p/a", 20)  # so that nothing else holds requests back
-    ticket = await one.admit("p/a")
+    permit = await one.admit("p/a")
     budget = Budget("hourly", limit=100, remaining=8, reset_at=clock.now() + timedelta(seconds=60))
-    await one.answered(ticket, "p/a", AnswerFacts(200, budgets=(budget,)), None)
+    await one.answered(permit, "p/a", AnswerFacts(200, budgets=(budget,)), None)
     tasks = [asyncio.create_task(one.admit("p/a")) for _ in range(6)]
     await asyncio.wait(tasks, timeout=2 * PAUSE)
     assert sum(task.done() for task in tasks) == 2
@@ -483,7 +483,7 @@ async def test_at_most_eight_budgets_of_a_resource_are_kept(clock, make):
 
 
 def test_a_budget_whose_size_changes_with_every_answer_is_no_limit(clock):
-    kept, names = Stated(), set()
+    kept, names = UndeclaredBudgets(), set()
     for n in range(1, 1_000):
         budget = Budget("core", limit=n, remaining=1, reset_at=clock.now() + timedelta(seconds=60))
         names |= {limit.name for limit, _ in kept.take_in("p/a", [(budget, 60.0)], clock.now().timestamp())}
@@ -524,10 +524,10 @@ async def test_what_is_left_is_spread_over_its_own_window(clock, make):
     for passed, seconds, per in ((0, 900, 900), (20, 880, 900), (20, 86_400, 86_400), (20, 60, 60)):
         clock.advance(passed)
         for _ in range(2):
-            await one.answered(one._ticket("p/a", ()), "p/a", ending(clock, seconds), None)
+            await one.answered(one._permit("p/a", ()), "p/a", ending(clock, seconds), None)
         assert one.stated.limits["p/a"][0].per == pytest.approx(per)
     clock.advance(61)
-    await one.answered(one._ticket("p/a", ()), "p/a", ending(clock, 30), None)
+    await one.answered(one._permit("p/a", ()), "p/a", ending(clock, 30), None)
     assert one.stated.limits["p/a"][0].per == pytest.approx(30), "another window"
 
 
@@ -589,10 +589,10 @@ def test_fairness_of_shares():
 async def answers(gate, clock, seconds, count=20, at_once=4):
     """So many good answers, each after so long, a few at a time."""
     for _ in range(0, count, at_once):
-        tickets = [await gate.admit("p/a") for _ in range(at_once)]
+        permits = [await gate.admit("p/a") for _ in range(at_once)]
         clock.advance(seconds)
-        for ticket in tickets:
-            await gate.answered(ticket, "p/a", OK, None)
+        for permit in permits:
+            await gate.answered(permit, "p/a", OK, None)
         await gate.flush()
 
 
@@ -670,9 +670,9 @@ async def test_an_answer_does_not_wait_for_a_row_that_a_program_holds(postgres_d
         c.execute(sa.text("SELECT 1 FROM resilient_resource WHERE key = 'p/a' FOR UPDATE"))
         async with asyncio.timeout(LIMIT / 5):
             for _ in range(20):
-                ticket = await one.admit("p/a")
+                permit = await one.admit("p/a")
                 clock.advance(0.4)
-                await one.answered(ticket, "p/a", OK, None)
+                await one.answered(permit, "p/a", OK, None)
     assert learnt(postgres_database, "p/a") is None
     await answers(one, clock, 0.4)
     assert learnt(postgres_database, "p/a").kind == "slots"
@@ -710,8 +710,8 @@ async def test_what_is_learnt_outlives_the_process_that_learnt_it(database_url, 
     clock.advance(60)
     database = open_database(database_url)
     after = Gate(database, Policies(), owner="x")
-    ticket = await after.admit("p/a")
-    assert [limit.name for _, limit in ticket.place.limits] == [LEARNT]
+    permit = await after.admit("p/a")
+    assert [limit.name for _, limit in permit.draw.limits] == [LEARNT]
     assert learnt(database, "p/a").rate == pytest.approx(5 * CLOSE)
-    after.abandoned(ticket)
+    after.abandoned(permit)
     await after.close()

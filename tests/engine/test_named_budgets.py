@@ -183,9 +183,9 @@ async def make(database):
 
 async def ask(gate, path="/search/1", name="search", failure=None):
     key = gate.names.key_for("p/a", "find", "GET", path)
-    ticket = await gate.admit(key)
+    permit = await gate.admit(key)
     gate.names.take_in("p/a", "find", "GET", path, name)
-    await gate.answered(ticket, "p/a", AnswerFacts(429 if failure else 200, budget=name), failure)
+    await gate.answered(permit, "p/a", AnswerFacts(429 if failure else 200, budget=name), failure)
 
 
 def throttled(seconds=1.0):
@@ -212,9 +212,9 @@ async def test_a_named_budget_rests_and_learns_alone(database, clock, make):
         await ask(gate, "/things/1", "core")
     clock.advance(5)
     other.forget([SEARCH])
-    ticket = await other.admit(SEARCH)
-    assert [key for key, _ in ticket.place.limits] == [SEARCH], "drawn by its own row"
-    other.abandoned(ticket)
+    permit = await other.admit(SEARCH)
+    assert [key for key, _ in permit.draw.limits] == [SEARCH], "drawn by its own row"
+    other.abandoned(permit)
 
 
 async def test_where_nothing_may_be_learnt_about_accounts_their_budgets_learn_nothing(database, make):

@@ -26,7 +26,7 @@ from resilient import (
     SyncJob,
     handler,
 )
-from resilient.engine.ground.sealing import opened, seal
+from resilient.engine.ground.sealing import seal, unseal
 from resilient.store.accounts.secrets import KeyRing, new_key
 from resilient.surface.cli import main
 from tests.dump import dump
@@ -219,7 +219,7 @@ async def test_one_that_was_changed_is_dead(make, card, of, database):
 
 def test_one_that_is_nested_too_deeply_was_changed():
     with pytest.raises(BadPayload, match="was changed"):
-        opened(KeyRing([KEY]), "pay", "[" * 200_000)
+        unseal(KeyRing([KEY]), "pay", "[" * 200_000)
 
 
 async def test_what_cannot_be_enqueued(make, card):

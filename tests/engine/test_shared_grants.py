@@ -254,14 +254,14 @@ async def both_wait(app, idp):
     await connect(app, idp, ANN, expired=True)
     await app.connections.add(BOB, grant_of=ANN)
     ann = await refreshing(app, idp, ANN)
-    flights, bob = app.grants._flights, asyncio.create_task(app.credentials(BOB))
-    joins, joined = flights.join, asyncio.Event()
+    refreshes, bob = app.grants._refreshes, asyncio.create_task(app.credentials(BOB))
+    joins, joined = refreshes.join, asyncio.Event()
 
     async def noted(*args):
         joined.set()
         return await joins(*args)
 
-    flights.join = noted
+    refreshes.join = noted
     await joined.wait()
     return ann, bob
 

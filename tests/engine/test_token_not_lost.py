@@ -203,7 +203,7 @@ async def test_a_refresh_left_in_another_loop_keeps_nobody_waiting(database_url,
             client = app.grants.client_of("idp")._client  # the next loop has its own
             begun.set()
             may_end.wait(LIMIT)
-            runner.run(app.grants._flights.wait_all())
+            runner.run(app.grants._refreshes.wait_all())
             runner.run(client.aclose())
 
     idp.hold.clear()

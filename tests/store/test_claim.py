@@ -398,7 +398,7 @@ class TestRaces:
 
         monkeypatch.setattr(claim, "start_if_ready", edited_first)
         claimed = database.transaction_sync(claim.claim, ask())
-        assert (claimed.lost, len(claimed.jobs)) == (1, jobs_there - 1)
+        assert (claimed.lost_count, len(claimed.jobs)) == (1, jobs_there - 1)
         assert lost(database) == []
         monkeypatch.undo()
         assert [row.id for row in take(database).jobs] == [edited]
@@ -422,7 +422,7 @@ class TestRaces:
         monkeypatch.setattr(claim, "start_if_ready", edited_first)
         claimed = database.transaction_sync(claim.claim, ask())
         monkeypatch.undo()
-        assert (claimed.lost, claimed.probes) == (1, {})
+        assert (claimed.lost_count, claimed.probes) == (1, {})
         assert parked(database) == {}
         breaker = database.transaction_sync(resources.read, [due])[due].breaker
         assert (breaker.state, breaker.probe_owner) == ("isolated", None)
@@ -513,7 +513,7 @@ def test_a_claim_waits_for_no_job(postgres_database):
         other.exec_driver_sql(f"UPDATE resilient_job SET priority = 1 WHERE id IN ('{held}', '{edited}')")
         claimed = postgres_database.transaction_sync(claim.claim, ask())
         assert [row.id for row in claimed.jobs] == [free]
-        assert (claimed.lost, sorted(claimed.conflicts)) == (2, ["a/1", "b/1"])
+        assert (claimed.lost_count, sorted(claimed.conflicts)) == (2, ["a/1", "b/1"])
         assert ordinary(postgres_database) == ["a/1", "b/1"]
     assert {row.id for row in take(postgres_database).jobs} == {held, edited}
 

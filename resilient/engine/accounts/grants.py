@@ -60,9 +60,9 @@ from resilient.engine.accounts.access import (
     in_threads,
 )
 from resilient.engine.accounts.application import Application
-from resilient.engine.accounts.flights import Flights
 from resilient.engine.accounts.fuse import Fuse
 from resilient.engine.accounts.missing_keys import GATE, MissingKeys
+from resilient.engine.accounts.refresh_tasks import RefreshTasks
 from resilient.engine.accounts.revocation import revoke_if_unwanted
 from resilient.engine.accounts.token_endpoints import TokenEndpoints
 from resilient.store.accounts import connections, grants
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
     from resilient.core.provider.auth import OAuth2
     from resilient.engine.alerts import Alerts
-    from resilient.engine.gates.tickets import Ticket
+    from resilient.engine.gates.permits import GatePermit
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Kind
     from resilient.store.accounts.grants import Grant, Lease
@@ -116,7 +116,7 @@ class Grants:
         self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
         self._application = Application(ground, self.fuse)
         self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
-        self._bad, self._flights = RefusedCredentials(), Flights()
+        self._bad, self._refreshes = RefusedCredentials(), RefreshTasks()
         self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
 
@@ -126,7 +126,7 @@ class Grants:
 
     async def close(self) -> None:
         """Let refreshes under way end (their answers must be committed), then close the connections."""
-        await self._flights.wait_all()
+        await self._refreshes.wait_all()
         await self._endpoints.close()
 
     # -- using -----------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class Grants:
         account = await self.accounts.load(key)
         if account is None or account.oauth is None or account.bound.grant.state not in PROBED:
             return await self.access(key)
-        await self._flights.run_alone(self._probed(account))
+        await self._refreshes.run_alone(self._probed(account))
         return (await self._again(key)).access
 
     # -- refreshing ------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Grants:
         """
         id_, key = account.bound.grant.id, account.bound.resource_key
         try:
-            has_ended = await self._flights.join(id_, lambda: self._refresh(account, refused=refused), patience)
+            has_ended = await self._refreshes.join(id_, lambda: self._refresh(account, refused=refused), patience)
         except ResourceStopped as stopped:
             if stopped.resource in (key, account.endpoint, account.provider.name):
                 raise
@@ -352,7 +352,7 @@ class Grants:
         if account is None or account.oauth is None:
             return None
         try:
-            await self._flights.run_alone(self._probed(account))
+            await self._refreshes.run_alone(self._probed(account))
         except _Died:
             return False
         except ResourceStopped:
@@ -413,21 +413,21 @@ class Grants:
         """Refresh under the lease, taken after ``since``, and commit. Raises `ResourceStopped` if it is lost."""
         key, oauth, grant = account.bound.resource_key, account.oauth, begun.grant
         assert oauth is not None  # noqa: S101 - callers looked
-        own, ticket = grant.secrets is not None, None
+        own, permit = grant.secrets is not None, None
         async with self._kept_up(grant):
             try:
                 store = None if own else self._store
                 credentials = self.accounts.decrypt(grant) if store is None else await store.load(key)
                 if credentials is not None and (own or credentials.version == account.credentials.version):
-                    ticket = await self._endpoints.admit(account.endpoint)
+                    permit = await self._endpoints.admit(account.endpoint)
             except BaseException:
                 await self._run(grants.let_go, grant)
                 raise
-            if credentials is None or ticket is None:  # the app's table has moved on
+            if credentials is None or permit is None:  # the app's table has moved on
                 await self._run(grants.let_go, grant)
                 return None
             look = partial(self._require_lease, account.endpoint, grant, since)
-            return await self._sent(account, oauth, credentials, ticket, begun, look, own=own)
+            return await self._sent(account, oauth, credentials, permit, begun, look, own=own)
 
     async def _require_lease(self, endpoint: str, grant: Grant, since: float) -> None:
         """Raise `ResourceStopped` if another may have refreshed: a token sent twice may end all those of its consent.
@@ -463,8 +463,8 @@ class Grants:
             await task
 
     async def _sent(
-        self, account: Account, oauth: OAuth2, credentials: Credentials, ticket: Ticket, begun: Lease, look: Look, *,
-        own: bool,
+        self, account: Account, oauth: OAuth2, credentials: Credentials, permit: GatePermit, begun: Lease, look: Look,
+        *, own: bool,
     ) -> None:  # fmt: skip
         """Send the refresh and write its outcome."""
         key, grant = account.bound.resource_key, begun.grant
@@ -476,13 +476,13 @@ class Grants:
                 credentials = replace(credentials, refresh_token=older)
                 answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now, look))
         except (SetupError, ResourceStopped):  # nothing was sent: a key that is none, a lease that is lost
-            await self._endpoints.unsent(ticket)
+            await self._endpoints.unsent(permit)
             await self._run(grants.let_go, grant)
             raise
         if answer.failure is None or not account.has_own_endpoint or await self._run(grants.keep_up, grant, LEASE):
-            await self._endpoints.answered(ticket, answer.failure)
+            await self._endpoints.answered(permit, answer.failure)
         else:  # overtaken, or its account was erased, and this endpoint with it
-            await self._endpoints.unsent(ticket)
+            await self._endpoints.unsent(permit)
         fresh = None if answer.failure is not None else tokens.merge(credentials, answer.body, oauth, begun.now)
         if fresh is None:
             await self._failed(account, grant, answer.failure or _NO_TOKEN)

@@ -22,7 +22,7 @@ from resilient.core.base.errors import BadPayload, SecretsUnreadable
 from resilient.core.base.loggers import logger
 from resilient.core.base.phrases import counted
 from resilient.core.jobs.records import START
-from resilient.engine.ground.sealing import resealed
+from resilient.engine.ground import sealing
 from resilient.store.accounts import connections, grants, secrets
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ async def _reseal_each(db: Transactions, ring: KeyRing, rows: Sequence[secrets.S
 def reseal(c: Connection, d: Dialect, ring: KeyRing, row: secrets.SealedRow) -> bool | None:
     """One payload under the first key; False if it has changed meanwhile, None if no key opens it."""
     try:
-        text = resealed(ring, row.kind, _sealed(row))
+        text = sealing.reseal(ring, row.kind, _sealed(row))
     except BadPayload:
         return None
     if row.column == "wish":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from resilient.engine.gates.gate import Gate
-    from resilient.engine.gates.tickets import Ticket
+    from resilient.engine.gates.permits import GatePermit
     from resilient.engine.ground.ground import Ground
     from resilient.store.gates.circuits import Change
     from resilient.wire.oauth.endpoints import TokenAnswer, TokenClient
@@ -71,15 +71,15 @@ class TokenEndpoints:
             self._rooms = {name: room for name, room in self._rooms.items() if room.locked()}
         return self._rooms.setdefault(key, asyncio.Semaphore(AT_ONCE))
 
-    async def admit(self, key: str) -> Ticket:
+    async def admit(self, key: str) -> GatePermit:
         """The permit to send one request, perhaps as the probe. Raises `ResourceStopped`."""
         gate = await self._opened()
         return await gate.admit(key, own="")
 
-    async def unsent(self, ticket: Ticket) -> None:
+    async def unsent(self, permit: GatePermit) -> None:
         """Nothing was sent: if this was the probe, the next one need not wait for the end of its lease."""
         gate = await self._opened()
-        for key, generation in ticket.elected:
+        for key, generation in permit.elected:
             gate.give_back(key, generation)
 
     async def watched(self, key: str, asking: Awaitable[TokenAnswer]) -> TokenAnswer:
@@ -92,13 +92,13 @@ class TokenEndpoints:
         self._ground.counts.refresh(key, "ok" if failure is None else failure.kind.value)
         return answer
 
-    async def answered(self, ticket: Ticket, failure: Failure | None) -> None:
+    async def answered(self, permit: GatePermit, failure: Failure | None) -> None:
         """Report the outcome of a request; ``failure`` None: it succeeded."""
         gate = await self._opened()
         if failure is None or not (counts(failure) or failure.kind in _THROTTLES):
-            await gate.answered(ticket, ticket.key, _ALIVE, None)
+            await gate.answered(permit, permit.key, _ALIVE, None)
         else:
-            await gate.failed(ticket, ticket.key, failure)
+            await gate.failed(permit, permit.key, failure)
 
     async def _opened(self) -> Gate:
         from resilient.engine.gates.gate import Gate  # noqa: PLC0415 - only where something is sent

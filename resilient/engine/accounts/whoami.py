@@ -200,12 +200,12 @@ class _Hooks:
         from resilient.wire.requests.hooks import Permit  # noqa: PLC0415 - as above
 
         access = await self._access() if request.trusted else None
-        ticket = await self._gate.admit(request.key, request.cost, own="")
+        gate_permit = await self._gate.admit(request.key, request.cost, own="")
         self._refusal = None
         self.keys = list(dict.fromkeys([*self.keys, request.key]))
-        self.probe = self.probe or bool(ticket.probing)
+        self.probe = self.probe or bool(gate_permit.probing)
         carried = ({}, {}) if access is None else (access.secret_headers, access.params)
-        return Permit(request, *carried, probing=bool(ticket.probing), state=ticket, access=access)
+        return Permit(request, *carried, probing=bool(gate_permit.probing), state=gate_permit, access=access)
 
     async def mark(self, permit: Permit) -> None:
         """Nothing: what only reads needs no mark."""

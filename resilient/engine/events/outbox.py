@@ -32,7 +32,7 @@ from resilient.core.events.message import destination as destination_of
 from resilient.engine.ground import sessions
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.encoder import JobRequest, checked_name, new_id, with_trace
-from resilient.engine.ground.kinds import lost_in, masked_in
+from resilient.engine.ground.kinds import json_fault, mask_fault
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.engine.jobs.queue import write, write_back
@@ -92,7 +92,7 @@ def data_of(event: Event) -> str:
     except (PydanticSerializationError, ValueError) as error:
         raise BadPayload(f"event {type(event).event_type!r} is not what its fields say: {error}") from None
     plain = partial(event.model_dump, by_alias=True)
-    if (problem := lost_in(text, plain) or masked_in(text, plain)) is not None:
+    if (problem := json_fault(text, plain) or mask_fault(text, plain)) is not None:
         raise BadPayload(f"event {type(event).event_type!r} is not JSON: {problem}")
     return text
 
@@ -260,24 +260,24 @@ class Outbox:
             )
         return route
 
-    def _write(self, target: Any, ordered: Sequence[JobRequest]) -> None:
+    def _write(self, target: Any, requests: Sequence[JobRequest]) -> None:
         """Write in the caller's transaction: with its outermost commit, or at once where no event announces that."""
         session = target.sync_session if isinstance(target, AsyncSession) else target
         if isinstance(session, Session):
             bind = sessions.require_committable(session)
             if not isinstance(bind, Connection):
-                queue.buffer(session, self._ground.database.dialect, ordered, self._ground.poke)
+                queue.buffer(session, self._ground.database.dialect, requests, self._ground.poke)
             elif session is target:
-                queue.join(session, self._ground.database.dialect, ordered, self._ground.poke)
+                queue.join(session, self._ground.database.dialect, requests, self._ground.poke)
             else:
                 raise InvalidInput(
                     "this AsyncSession sits on a connection whose transaction is not its own, so nobody tells of its"
                     " end: write await session.run_sync(app.outbox.publish, event)"
                 )
         elif isinstance(target, Connection):
-            queue.join(target, self._ground.database.dialect, ordered, self._ground.poke)
+            queue.join(target, self._ground.database.dialect, requests, self._ground.poke)
         elif (inner := sessions.unscoped(target)) is not target:
-            self._write(inner, ordered)
+            self._write(inner, requests)
         elif isinstance(target, AsyncConnection):
             raise InvalidInput(
                 "publish takes a session: on an AsyncConnection write await"
@@ -364,14 +364,14 @@ class Outbox:
         rows = store.published(c, d, f, **words)
         events = [(EventInfo.of(job), text) for job, text in rows]
         again = [self._again(info, text) for info, text in events if info.id]
-        write(c, d, [o for o in again if o.row.order_no is None])
-        write_back(c, d, [o.row for o in again if o.row.order_no is not None])
+        write(c, d, [request for request in again if request.row.order_no is None])
+        write_back(c, d, [request.row for request in again if request.row.order_no is not None])
         return [job for job, _ in rows]
 
     def _again(self, info: EventInfo, text: str) -> JobRequest:
         """The same event with the number it had: with a new number, consumers would miss one among the new events."""
-        (ordered,) = self._encoder.jobs([info.destination], _numbered(text, info), info.key, _REPLAY)
-        return ordered._replace(row=ordered.row._replace(order_no=None if info.key is None else info.sequence))
+        (request,) = self._encoder.jobs([info.destination], _numbered(text, info), info.key, _REPLAY)
+        return request._replace(row=request.row._replace(order_no=None if info.key is None else info.sequence))
 
 
 def _numbered(text: str, info: EventInfo) -> str:

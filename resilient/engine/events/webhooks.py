@@ -340,11 +340,11 @@ class Webhooks:
             unique_key = f"webhook:{event.provider}:{key}:{hashlib.sha256(alike).hexdigest()}"
         encode = self._ground.encoder.encode
         try:
-            ordered = encode(kind, event, key, unique_key=unique_key)
+            request = encode(kind, event, key, unique_key=unique_key)
         except BadPayload:  # refused, it would be sent again for ever; as text it fits
             as_text = event.model_copy(update={"body": json.dumps(event.body)})
-            ordered = encode(kind, as_text, key, unique_key=unique_key)
-        return with_trace([ordered], self._ground.tracing)[0]
+            request = encode(kind, as_text, key, unique_key=unique_key)
+        return with_trace([request], self._ground.tracing)[0]
 
     async def _handshake(self, one: Inbound, question: Challenge, account: str) -> _Answered:
         if one.handshake is None or not await self._value_of(one.handshake(account, question.text)):
@@ -378,7 +378,7 @@ def _store(c: Connection, d: Dialect, consumer: str, orders: Sequence[_Order]) -
     now = d.now(c)
     keys = sorted(once for once, _ in orders if once)  # in one order, so that two deliveries wait in no circle
     new = {once for once in keys if store.first_seen(c, d, consumer, once, now)}
-    jobs = queue.write_many(c, d, [ordered for once, ordered in orders if not once or once in new])
+    jobs = queue.write_many(c, d, [request for once, request in orders if not once or once in new])
     return tuple(job.id for job in jobs if job.created)
 
 
@@ -386,13 +386,13 @@ def _distinct(orders: Sequence[_Order]) -> list[_Order]:
     """The orders of one delivery: each id once; equal events without an id each get a key of their own."""
     count: Counter[str] = Counter()
     distinct = []
-    for once, ordered in orders:
+    for once, request in orders:
         count[once] += 1
         if once and count[once] > 1:
             if once.startswith('["id"'):
                 continue
             once = f"{once} {count[once]}"  # noqa: PLW2901 - the same event, numbered
-        distinct.append((once, ordered))
+        distinct.append((once, request))
     return distinct
 
 

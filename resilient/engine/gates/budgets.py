@@ -175,19 +175,19 @@ def _head(form: str) -> str:
 # A budget belongs to the limit of the same name, else of the same size, else to the only one there is for the only
 # thing it could mean. A limit that all accounts of a provider share is lowered only by a budget of its name, which is
 # the facts' word, and never by a host that an account chose: what is told to one account binds that account. A budget
-# that no limit was declared for is noted all the same (`Stated`), so that no more jobs are claimed than it has left;
-# when it is spent, requests would only be refused, so the resource rests until its reset. Resets are believed as far as
-# `bounds.believed_wait` says.
+# that no limit was declared for is noted all the same (`UndeclaredBudgets`), so that no more jobs are claimed than it
+# has left; when it is used up, requests would only be refused, so the resource rests until its reset. Resets are
+# believed as far as `bounds.believed_wait` says.
 
 MOST_STATED: Final = 8  # budgets of a resource
-CLOSE: Final = 200  # left: what the slots of a few workers use up within a second
+LOW: Final = 200  # left: what the slots of a few workers use up within a second
 _EARLIER: Final = 2.0  # seconds; resets of one window differ by less (rounding, skew)
 _STEADY: Final = 2  # answers in a row that state a budget, after which every request is taken to count for it
 _MOST_RESOURCES: Final = 20_000  # resources
 
 
 @dataclass(slots=True)
-class _Stated:
+class _UndeclaredBudget:
     limit: Limit
     until: float  # epoch seconds
     answers: int = 0
@@ -197,7 +197,7 @@ class _Stated:
         return now >= self.until or until < self.until - _EARLIER
 
 
-class Stated:
+class UndeclaredBudgets:
     """The budgets that the answers of each resource state and nobody declared, at most `MOST_STATED` of each.
 
     Where some answers state one and others do not (another one for searches, say), nobody knows before a request what
@@ -206,7 +206,7 @@ class Stated:
 
     def __init__(self) -> None:
         self.limits: dict[str, tuple[Limit, ...]] = {}  # by resource, those that jobs are held to
-        self._of: dict[str, dict[str, _Stated]] = {}
+        self._of: dict[str, dict[str, _UndeclaredBudget]] = {}
 
     def take_in(
         self, key: str, stated: Sequence[tuple[Budget, float]], now: float, *, everything: bool = False
@@ -226,7 +226,7 @@ class Stated:
         near = []
         for budget, seconds in stated:
             one = self._one(kept, budget, seconds, now)
-            if one is not None and one.answers >= _STEADY and (everything or (budget.remaining or 0.0) <= CLOSE):
+            if one is not None and one.answers >= _STEADY and (everything or (budget.remaining or 0.0) <= LOW):
                 near.append((one.limit, budget))
         if near:
             self.limits[key] = tuple(limit for limit, _ in near)
@@ -234,14 +234,16 @@ class Stated:
             self.limits.pop(key, None)
         return near
 
-    def _one(self, kept: dict[str, _Stated], budget: Budget, seconds: float, now: float) -> _Stated | None:
+    def _one(
+        self, kept: dict[str, _UndeclaredBudget], budget: Budget, seconds: float, now: float
+    ) -> _UndeclaredBudget | None:
         if budget.limit is None or budget.limit < 1 or (budget.name not in kept and len(kept) >= MOST_STATED):
             return None
         per = budget.window or max(1.0, seconds)  # a lower bound: the answer states only what remains of it
         one, until = kept.get(budget.name), now + seconds
         if one is None or one.limit.rate != budget.limit or one.limit.per < per or one.is_over(now, until):
             answers = one.answers if one is not None and one.limit.rate == budget.limit else 0
-            one = kept[budget.name] = _Stated(Limit.stated(budget.name, budget.limit, per), now, answers)
+            one = kept[budget.name] = _UndeclaredBudget(Limit.stated(budget.name, budget.limit, per), now, answers)
         one.until, one.answers = until, one.answers + 1
         return one
 
@@ -276,14 +278,14 @@ def observation_of(budget: Budget, reach: Reach, sent_at: datetime, now: datetim
     return Observation(key, limit, budget.remaining, now.timestamp() + seconds, sent_at.timestamp())
 
 
-def undeclared(budget: Budget, reach: Reach, now: datetime) -> float | None:
-    """Seconds until a budget that no limit was declared for is full again; None if it has one, or none is told."""
+def refill_wait(budget: Budget, reach: Reach, now: datetime) -> float | None:
+    """Seconds until an undeclared budget is full again; None if it is declared, or its answer names no reset."""
     if budget.unit != "requests" or budget.remaining is None or budget.reset_at is None or budget.reset_at <= now:
         return None
     return None if _owner(budget, reach) is not None else _believed(budget, budget.reset_at, now)
 
 
-def spent(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
+def refill_time(budget: Budget, reach: Reach, now: datetime) -> datetime | None:
     """When an undeclared budget that is used up is full again; None if there is nothing to wait for."""
     if budget.unit != "requests" or budget.remaining is None or budget.remaining > 0 or budget.reset_at is None:
         return None

@@ -6,8 +6,8 @@ and spends them without asking; what is left over goes back with the next draw, 
 draw that must wait a moment has reserved its place; one that would wait longer is refused, and so are those
 behind it until that time, without asking the database.
 
-A draw is for a moment of the database's clock, and good for a short while (`Place.deadline`): a request that reaches
-its socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again,
+A draw is for a moment of the database's clock, and good for a short while (`TimedDraw.deadline`): a request that
+reaches its socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again,
 for a moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not only
 what was drawn. A slow commit makes every path's draws late; a connection that opens slowly, those of its own path
 alone.
@@ -92,7 +92,7 @@ class LimitLease:
 
 
 @dataclass(slots=True)
-class Place:
+class TimedDraw:
     """One draw: when to send (monotonic), when at the latest, and what `Settled` needs to give it back."""
 
     limits: Limits
@@ -139,12 +139,12 @@ class Drawing:
         self._failures = FailureLog(log, "request limits can be drawn again")
         self._pause: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
 
-    async def draw(self, limits: Limits, cost: float) -> Place:
-        """Draw ``cost`` from each of ``limits``; send at `Place.send_at`. Raises `ResourceStopped`."""
+    async def draw(self, limits: Limits, cost: float) -> TimedDraw:
+        """Draw ``cost`` from each of ``limits``; send at `TimedDraw.send_at`. Raises `ResourceStopped`."""
         lease, at = self._lease_of(limits), self._monotonic()
         lease.count(at)
         if lease.spend(cost, at):
-            return Place(limits, cost, at, lease.ends_at + GRACE, at, lease.tats, at)
+            return TimedDraw(limits, cost, at, lease.ends_at + GRACE, at, lease.tats, at)
         self._refuse_if_shut(lease, cost)
         lead = max(lease.lead, self._lead)
         waiting = _Waiting(lease, cost, asyncio.get_running_loop().create_future(), lead)
@@ -159,49 +159,49 @@ class Drawing:
             lease.shut_until, lease.shut_cost, lease.shut_at = drawn.draw.at, cost, self._monotonic()
             lease.shut_by = limits[drawn.draw.by][0]
             raise self._stopped(lease)
-        return self._place(lease, cost, drawn)
+        return self._timed(lease, cost, drawn)
 
-    def _place(self, lease: LimitLease, cost: float, drawn: Drawn) -> Place:
+    def _timed(self, lease: LimitLease, cost: float, drawn: Drawn) -> TimedDraw:
         earliest, send_at = self._clocks.earliest(drawn.draw.at), self._clocks.latest(drawn.draw.at)
         deadline = earliest + lease.duration + GRACE
         if self._clocks.is_narrowest:  # it is sent as soon as it surely may be
             deadline = max(deadline, send_at + GRACE / 2)
-        return Place(lease.limits, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
+        return TimedDraw(lease.limits, cost, send_at, deadline, earliest, drawn.tats, self._monotonic())
 
-    def is_late(self, place: Place) -> bool:
+    def is_late(self, draw: TimedDraw) -> bool:
         """Whether a request may not be sent on this draw any more. May be asked from any thread."""
-        return self._monotonic() > place.deadline
+        return self._monotonic() > draw.deadline
 
-    async def draw_again(self, place: Place) -> Place:
+    async def draw_again(self, draw: TimedDraw) -> TimedDraw:
         """Another draw for one that is late. Raises `ResourceStopped`."""
-        lease = self._lease_of(place.limits)
-        if place.arrived > place.deadline:
-            self._lead = _ahead(place.arrived - place.earliest)
+        lease = self._lease_of(draw.limits)
+        if draw.arrived > draw.deadline:
+            self._lead = _ahead(draw.arrived - draw.earliest)
         else:
-            lease.lead = _ahead(self._monotonic() - place.earliest)
+            lease.lead = _ahead(self._monotonic() - draw.earliest)
         self._settled += lease.empty()  # leased at the same time, and as late
-        self.give_back(place)
-        return await self.draw(place.limits, place.cost)
+        self.give_back(draw)
+        return await self.draw(draw.limits, draw.cost)
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, draw: TimedDraw) -> None:
         """Nothing was sent on this draw: its units come back with the next transaction, if nobody has drawn since."""
-        self._reopen(place.limits)
-        for (key, limit), tat in zip(place.limits, place.tats, strict=True):
-            self._settled.append(Settled(key, limit, -place.cost, tat, unsent=True))
+        self._reopen(draw.limits)
+        for (key, limit), tat in zip(draw.limits, draw.tats, strict=True):
+            self._settled.append(Settled(key, limit, -draw.cost, tat, unsent=True))
         self._start()
 
-    def settle(self, place: Place, units: float, *, shared: bool = True) -> None:
+    def settle(self, draw: TimedDraw, units: float, *, shared: bool = True) -> None:
         """Correct a request's charge by ``units``, once its cost is known: negative ones go back. With the next draw.
 
         A cost is bounded by what the limit gives in its window (`ACTUAL_COST`), and at a limit that accounts share also
         by what the account's own limits give in theirs. ``shared``: settle at such limits too.
         """
         if units < 0:
-            self._reopen(place.limits)
+            self._reopen(draw.limits)
         if units:
-            limits = place.limits
+            limits = draw.limits
             most = min((limit.rate for key, limit in limits if depth(key) > 1), default=float("inf"))
-            for (key, limit), tat in zip(limits, place.tats, strict=True):
+            for (key, limit), tat in zip(limits, draw.tats, strict=True):
                 if depth(key) > 1:
                     self._settled.append(Settled(key, limit, min(units, limit.rate * ACTUAL_COST.value), tat))
                 elif shared:
@@ -297,7 +297,7 @@ class Drawing:
         if not answer.done() or answer.cancelled() or answer.exception() is not None:
             return
         if answer.result().draw.granted:
-            self.give_back(self._place(waiting.lease, waiting.cost, answer.result()))
+            self.give_back(self._timed(waiting.lease, waiting.cost, answer.result()))
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -396,7 +396,7 @@ class Drawing:
             if not w.answer.done():
                 w.answer.set_result(answer)
             elif answer.draw.granted:  # cancelled meanwhile
-                self.give_back(self._place(w.lease, w.cost, answer))
+                self.give_back(self._timed(w.lease, w.cost, answer))
 
     def _hold(self, rest: list[Settled]) -> None:
         """Keep what could not be settled apart for a while: with it each draw would wait for whoever holds a limit."""

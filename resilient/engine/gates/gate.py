@@ -29,12 +29,12 @@ from resilient.core.gates.breaker import child_of, judge, names, scoped
 from resilient.core.gates.policy import Tenancy
 from resilient.core.jobs.backoff import retry_pause
 from resilient.core.jobs.outcomes import Failed, Succeeded
-from resilient.engine.gates.budgets import CLOSE, BudgetNames, Reach, Stated, observation_of, spent, undeclared
+from resilient.engine.gates import budgets as stated_budgets
 from resilient.engine.gates.drawing import Drawing
 from resilient.engine.gates.lessons import Lessons
+from resilient.engine.gates.permits import GatePermit, Reservation
 from resilient.engine.gates.reporter import QUIET, Probing, Reporter
 from resilient.engine.gates.snapshot import Snapshot
-from resilient.engine.gates.tickets import Reservation, Ticket
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
 from resilient.store.gates import controls as gates
 from resilient.store.gates.limits import Observation
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from resilient.core.gates.learnt import Refusal
     from resilient.core.gates.policy import Policies
     from resilient.core.jobs.outcomes import Outcome
-    from resilient.engine.gates.drawing import Limits, Place
+    from resilient.engine.gates.drawing import Limits, TimedDraw
     from resilient.store.db.database import Database
     from resilient.store.gates.circuits import Change
 
@@ -104,7 +104,7 @@ class Gate:
         self._lessons = Lessons(
             database, policies, snapshot=self._snapshot, monotonic=monotonic, spawn=self._reporter.spawn
         )
-        self.stated, self.names = Stated(), BudgetNames(policies.tenancy)
+        self.stated, self.names = stated_budgets.UndeclaredBudgets(), stated_budgets.BudgetNames(policies.tenancy)
         self._resting: dict[str, datetime] = {}  # throttles on their way to the database
         self._closing = False
 
@@ -207,8 +207,8 @@ class Gate:
         made = Reservation(key, cost, self._limits(key), flights)
         try:
             if made.limits:
-                made.place = await self._drawing.draw(made.limits, cost)
-                if (ahead := made.place.send_at - self._monotonic() - LOOK_BEFORE) > 0:
+                made.draw = await self._drawing.draw(made.limits, cost)
+                if (ahead := made.draw.send_at - self._monotonic() - LOOK_BEFORE) > 0:
                     await asyncio.sleep(ahead)
             await self.check(key)
         except BaseException:
@@ -223,8 +223,8 @@ class Gate:
         if not reserved.take():
             return
         self._lessons.flows.leave(reserved.flights)
-        if reserved.place is not None and not self._closing:
-            self._drawing.give_back(reserved.place)
+        if reserved.draw is not None and not self._closing:
+            self._drawing.give_back(reserved.draw)
 
     async def admit(
         self,
@@ -234,136 +234,136 @@ class Gate:
         probes: Probes = (),
         own: str | None = None,
         reserved: Reservation | None = None,
-    ) -> Ticket:
+    ) -> GatePermit:
         """Check the gates and draw the request limits, waiting up to two seconds; raises `ResourceStopped`.
 
-        Exactly one of `answered`, `failed` and `abandoned` takes the ticket back. See `check` for ``own``, and
+        Exactly one of `answered`, `failed` and `abandoned` takes the permit back. See `check` for ``own``, and
         `reserve` for ``reserved``.
         """
         due = await self.check(key, probes=probes, own=own)
-        place: Place | None = None
+        draw: TimedDraw | None = None
         if reserved is not None and (reserved.key, reserved.cost) == (key, cost) and reserved.take():
-            flights, place, limits = reserved.flights, reserved.place, reserved.limits
+            flights, draw, limits = reserved.flights, reserved.draw, reserved.limits
         else:
             if reserved is not None:
                 self.release(reserved)
             flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
             limits = self._limits(key)
         try:
-            if place is None and (not limits or cost <= 0) and not due:
+            if draw is None and (not limits or cost <= 0) and not due:
                 if self.stop(key, probes=probes) is not None:  # it waited for its turn
                     await self.check(key, probes=probes, own=own)
-                ticket = self._ticket(key, probes)
+                permit = self._permit(key, probes)
             else:
-                ticket = await self._drawn(key, cost, limits, place, probes=probes, own=own)
+                permit = await self._drawn(key, cost, limits, draw, probes=probes, own=own)
         except BaseException:
             self._lessons.flows.leave(flights)
             raise
-        ticket.flights = flights
-        return ticket
+        permit.flights = flights
+        return permit
 
     async def _drawn(
-        self, key: str, cost: float, limits: Limits, place: Place | None, *, probes: Probes, own: str | None
-    ) -> Ticket:
-        """A ticket with what was drawn for it (perhaps before: ``place``), and with the circuits that it tries out."""
+        self, key: str, cost: float, limits: Limits, draw: TimedDraw | None, *, probes: Probes, own: str | None
+    ) -> GatePermit:
+        """A permit with what was drawn for it (perhaps before: ``draw``), and with the circuits that it tries out."""
         elected: Probes = ()
         try:
             for _ in range(_MOST_TRIES):
-                if place is None and limits and cost > 0:
-                    place = await self._drawing.draw(limits, cost)
-                due, now = await self._look_and_wait(place, key, probes, own), self._limits(key)
-                if place is None or now == limits or not self._lessons.is_slower_now(place, now):
+                if draw is None and limits and cost > 0:
+                    draw = await self._drawing.draw(limits, cost)
+                due, now = await self._look_and_wait(draw, key, probes, own), self._limits(key)
+                if draw is None or now == limits or not self._lessons.is_slower_now(draw, now):
                     break
-                self._drawing.give_back(place)  # drawn at a rate that holds no more
-                place, limits = None, now
+                self._drawing.give_back(draw)  # drawn at a rate that holds no more
+                draw, limits = None, now
             if due:
                 elected = await self._probing.elect(key, own or "")
                 probes = (*probes, *elected)
                 await self.check(key, probes=probes)
         except BaseException:
-            if place is not None:
-                self._drawing.give_back(place)
+            if draw is not None:
+                self._drawing.give_back(draw)
             for level, generation in elected:
                 self._probing.give_back(level, generation)
             raise
-        ticket = self._ticket(key, probes)
-        ticket.place, ticket.elected = place, elected
-        return ticket
+        permit = self._permit(key, probes)
+        permit.draw, permit.elected = draw, elected
+        return permit
 
-    async def _look_and_wait(self, place: Place | None, key: str, probes: Probes, own: str | None) -> bool:
+    async def _look_and_wait(self, draw: TimedDraw | None, key: str, probes: Probes, own: str | None) -> bool:
         """Be at a place's moment with the gates looked at just before; see `check` for what is returned."""
-        ahead = 0.0 if place is None else place.send_at - self._monotonic()
+        ahead = 0.0 if draw is None else draw.send_at - self._monotonic()
         if ahead > LOOK_BEFORE:
             await asyncio.sleep(ahead - LOOK_BEFORE)
         due = await self.check(key, probes=probes, own=own)  # both the wait and the draw took time
-        if place is not None and (ahead := place.send_at - self._monotonic()) > 0:
+        if draw is not None and (ahead := draw.send_at - self._monotonic()) > 0:
             await asyncio.sleep(ahead)
             if not due and (stop := self.stop(key, probes=probes)) is not None:  # this worker has heard of it meanwhile
                 raise ResourceStopped(stop.resource, stop.gate, stop.until)
         return due
 
-    def is_late(self, ticket: Ticket) -> bool:
+    def is_late(self, permit: GatePermit) -> bool:
         """Asked in the moment before the request is written, from any thread: whether to call `again` first."""
-        if self._monotonic() > ticket.fresh_until:
+        if self._monotonic() > permit.fresh_until:
             return True
-        return ticket.place is not None and self._drawing.is_late(ticket.place)
+        return permit.draw is not None and self._drawing.is_late(permit.draw)
 
-    async def again(self, ticket: Ticket) -> None:
+    async def again(self, permit: GatePermit) -> None:
         """What was admitted has waited too long to be sent: look at the gates, and draw, once more.
 
         Raises `ResourceStopped`; nothing was sent then, and what was drawn is given back.
         """
-        key = ticket.key
-        of_path = zip(path(key), ticket.generations, strict=True)
-        probes = tuple(one for one in of_path if one[0] in ticket.probing)
+        key = permit.key
+        of_path = zip(path(key), permit.generations, strict=True)
+        probes = tuple(one for one in of_path if one[0] in permit.probing)
         for _ in range(_MOST_TRIES):
-            place, ticket.place = ticket.place, None  # it is the drawing's again
-            if place is not None:
-                place = await self._drawing.draw_again(place) if self._drawing.is_late(place) else place
+            draw, permit.draw = permit.draw, None  # it is the drawing's again
+            if draw is not None:
+                draw = await self._drawing.draw_again(draw) if self._drawing.is_late(draw) else draw
             try:
-                await self._look_and_wait(place, key, probes, None)
+                await self._look_and_wait(draw, key, probes, None)
             except BaseException:
-                if place is not None:
-                    self._drawing.give_back(place)
+                if draw is not None:
+                    self._drawing.give_back(draw)
                 raise
-            new = self._ticket(key, probes)
-            ticket.generations, ticket.sent_at, ticket.fresh_until = new.generations, new.sent_at, new.fresh_until
-            ticket.place = place
-            if not self.is_late(ticket):
+            new = self._permit(key, probes)
+            permit.generations, permit.sent_at, permit.fresh_until = new.generations, new.sent_at, new.fresh_until
+            permit.draw = draw
+            if not self.is_late(permit):
                 return
 
     def give_back(self, key: str, generation: int) -> None:
         """See `Probing.give_back`."""
         self._probing.give_back(key, generation)
 
-    async def answered(self, ticket: Ticket, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
+    async def answered(self, permit: GatePermit, key: str, answer: AnswerFacts, failure: Failure | None) -> None:
         """Take in an answer: a cooldown at once, then breaker, budgets and the real cost."""
         try:
             if failure is not None and failure.kind in WAITS_FOR_RESOURCE:
-                await self._throttled(key, failure, ticket, answer.budget)
-            elif failure is None and self._policies.for_key(ticket.key).learn.latency:
+                await self._throttled(key, failure, permit, answer.budget)
+            elif failure is None and self._policies.for_key(permit.key).learn.latency:
                 with contextlib.suppress(DatabaseUnreachable):  # it is measured again
-                    await self._lessons.measure(ticket, (self.now() - ticket.sent_at).total_seconds())
+                    await self._lessons.measure(permit, (self.now() - permit.sent_at).total_seconds())
         finally:  # its job may be interrupted
-            self._count(ticket, failure)
-        if (place := ticket.place) is not None and answer.cost is not None:
+            self._count(permit, failure)
+        if (draw := permit.draw) is not None and answer.cost is not None:
             shared = self._policies.tenancy(key) is not Tenancy.APART  # a host of its own bills its account alone
-            self._drawing.settle(place, answer.cost - place.cost, shared=shared)
+            self._drawing.settle(draw, answer.cost - draw.cost, shared=shared)
         if answer.budgets:
-            await self.budgets(ticket, answer.budgets, answer.budget and self.names.key_of(key, answer.budget))
+            await self.budgets(permit, answer.budgets, answer.budget and self.names.key_of(key, answer.budget))
 
-    async def failed(self, ticket: Ticket, key: str, failure: Failure) -> None:
+    async def failed(self, permit: GatePermit, key: str, failure: Failure) -> None:
         """Take in a request without an answer."""
         try:
             if failure.kind in WAITS_FOR_RESOURCE:
-                await self._throttled(key, failure, ticket)
+                await self._throttled(key, failure, permit)
         finally:
-            self._count(ticket, failure)
+            self._count(permit, failure)
 
-    def abandoned(self, ticket: Ticket) -> None:
+    def abandoned(self, permit: GatePermit) -> None:
         """A request nobody waits for any more: it says nothing, and what was drawn for it is gone."""
-        self._lessons.flows.leave(ticket.flights)
-        ticket.flights = ()
+        self._lessons.flows.leave(permit.flights)
+        permit.flights = ()
 
     def ended(self, key: str, probes: Probes, outcome: Outcome, *, answered: bool) -> None:
         """An execution is over: what no request of it said about its resource, its outcome does.
@@ -376,11 +376,11 @@ class Gate:
         silent = not answered and isinstance(outcome, (Failed, Succeeded))
         telling = silent and (failure is not None or bool(probes) or self._uneasy(key))
         if telling or probes:
-            ticket = self._ticket(key, probes)
+            permit = self._permit(key, probes)
             if telling:
-                self._count(ticket, failure)
-            elif ticket.probing:
-                self._undecided(ticket)
+                self._count(permit, failure)
+            elif permit.probing:
+                self._undecided(permit)
         if failure is not None and failure.status is None and failure.kind in WAITS_FOR_RESOURCE:
             self._said_throttled(key, failure)
 
@@ -459,47 +459,47 @@ class Gate:
             if self._on_cooldown is not None:
                 self._on_cooldown(cooled)
 
-    async def budgets(self, ticket: Ticket, budgets: Sequence[Budget], named: str | None = None) -> None:
+    async def budgets(self, permit: GatePermit, budgets: Sequence[Budget], named: str | None = None) -> None:
         """What the server says is left lowers our view of declared limits; a spent unknown one cools down.
 
         ``named``: the resource of the budget that the request counted for, if it is one of its own.
         """
         now = self.now()
-        declared = tuple(one for one in self._limits(ticket.key) if not one[1].name.startswith("~"))
-        reach = Reach.of(declared, ticket.key, self._policies.tenancy(ticket.key))
+        declared = tuple(one for one in self._limits(permit.key) if not one[1].name.startswith("~"))
+        reach = stated_budgets.Reach.of(declared, permit.key, self._policies.tenancy(permit.key))
         stated: list[tuple[Budget, float]] = []
         for budget in budgets:
-            if (observation := observation_of(budget, reach, ticket.sent_at, now)) is not None:
+            if (observation := stated_budgets.observation_of(budget, reach, permit.sent_at, now)) is not None:
                 self._drawing.observe(observation)
                 self._reporter.wake(0.0 if observation.remaining <= observation.limit.capacity else 1.0)
-            elif (seconds := undeclared(budget, reach, now)) is not None and budget.remaining:
-                self._lessons.flows.hold_to(ticket.key, budget.remaining, seconds)
+            elif (seconds := stated_budgets.refill_wait(budget, reach, now)) is not None and budget.remaining:
+                self._lessons.flows.hold_to(permit.key, budget.remaining, seconds)
                 stated.append((budget._replace(reset_at=add_seconds(now, seconds)), seconds))
-            elif (reset_at := spent(budget, reach, now)) is not None:
-                await self.cool_down(named or ticket.key, reset_at, f"budget:{budget.name}", exact=True)
+            elif (reset_at := stated_budgets.refill_time(budget, reach, now)) is not None:
+                await self.cool_down(named or permit.key, reset_at, f"budget:{budget.name}", exact=True)
         if stated:
-            self._keep_to(ticket, stated)
+            self._keep_to(permit, stated)
 
-    def _keep_to(self, ticket: Ticket, stated: Sequence[tuple[Budget, float]]) -> None:
+    def _keep_to(self, permit: GatePermit, stated: Sequence[tuple[Budget, float]]) -> None:
         """Write down what is left of budgets that nobody declared, for every process's claims and draws."""
-        key, sent_at = ticket.key, ticket.sent_at.timestamp()
+        key, sent_at = permit.key, permit.sent_at.timestamp()
         policy, now = self._policies.for_key(key), self.now()
         spread = policy.pace is not None or bool(policy.reserve)
         for limit, budget in self.stated.take_in(key, stated, now.timestamp(), everything=spread):
             remaining, reset_at = budget.remaining or 0.0, budget.reset_at or now
             self._drawing.observe(Observation(key, limit, remaining, reset_at.timestamp(), sent_at))
-            self._reporter.wake(_SOON if remaining <= CLOSE else 1.0)
+            self._reporter.wake(_SOON if remaining <= stated_budgets.LOW else 1.0)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _ticket(self, key: str, probes: Probes) -> Ticket:
+    def _permit(self, key: str, probes: Probes) -> GatePermit:
         facts_of = self._snapshot.known
         levels = [facts_of.get(level) for level in path(key)]
         probing: tuple[str, ...] = ()
         if probes:
             probing = tuple(facts.key for facts in levels if facts is not None and self._probes(facts, probes))
         generations = tuple(-1 if facts is None else facts.breaker.generation for facts in levels)
-        return Ticket(key, generations, probing, self.now(), fresh_until=self._monotonic() + FRESH_FOR)
+        return GatePermit(key, generations, probing, self.now(), fresh_until=self._monotonic() + FRESH_FOR)
 
     def _probes(self, facts: ResourceFacts, probes: Probes) -> bool:
         """Whether a job with these probes is the one its half-open circuit lets through.
@@ -527,18 +527,18 @@ class Gate:
                 limits += [(level, limit) for limit in policy.request_limits]
         return tuple(limits)
 
-    def _count(self, ticket: Ticket, failure: Failure | None) -> None:
+    def _count(self, permit: GatePermit, failure: Failure | None) -> None:
         """Add the outcome of a request to the sums of its path."""
-        key, soonest, facts_of, passed = ticket.key, QUIET, self._snapshot.known, list[str]()
+        key, soonest, facts_of, passed = permit.key, QUIET, self._snapshot.known, list[str]()
         retry_at, tenancy = None if failure is None else self._retry_at(failure), self._policies.tenancy(key)
-        for level, generation in zip(path(key), ticket.generations, strict=True):
+        for level, generation in zip(path(key), permit.generations, strict=True):
             verdict = "ok" if failure is None else judge(failure, key, level, tenancy)
             if verdict == "ok" and (failure is None or failure.kind not in WAITS_FOR_RESOURCE):
                 passed.append(level)  # a refused request is proof of life, but nobody let it through
             if is_budget(level):
                 continue  # circuits are its account's
             floor = retry_at if failure is not None and names(failure, key, level, tenancy) else None
-            if level in ticket.probing:
+            if level in permit.probing:
                 self._reporter.tally.probe(level, generation, verdict, failure, floor)
                 soonest = 0.0
                 continue
@@ -549,16 +549,16 @@ class Gate:
             )
             soonest = min(soonest, wait)
         self._reporter.wake(soonest)
-        self._lessons.ended(key, ticket.flights, passed)
-        ticket.flights = ()
+        self._lessons.ended(key, permit.flights, passed)
+        permit.flights = ()
 
-    def _undecided(self, ticket: Ticket) -> None:
-        for level, generation in zip(path(ticket.key), ticket.generations, strict=True):
-            if level in ticket.probing:
+    def _undecided(self, permit: GatePermit) -> None:
+        for level, generation in zip(path(permit.key), permit.generations, strict=True):
+            if level in permit.probing:
                 self._reporter.tally.probe(level, generation, "neutral", None, None)
         self._reporter.wake(0.0)
 
-    async def _throttled(self, key: str, failure: Failure, ticket: Ticket, budget: str = "") -> None:
+    async def _throttled(self, key: str, failure: Failure, permit: GatePermit, budget: str = "") -> None:
         if failure.kind == "auth":
             return  # credentials are not waited for by the clock
         retry_at = self._retry_at(failure)
@@ -569,12 +569,12 @@ class Gate:
             seconds = max(0.0, (retry_at - self.now()).total_seconds())
         teaches = failure.kind == FailureKind.THROTTLED
         accounts = self._lessons.common_limit(key, resource, seconds) if teaches else None
-        refusal = self._lessons.refusal(resource, ticket, seconds) if teaches and accounts is None else None
-        await self.cool_down(resource, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
+        refusal = self._lessons.refusal(resource, permit, seconds) if teaches and accounts is None else None
+        await self.cool_down(resource, retry_at, failure.code, sent_at=permit.sent_at, refusal=refusal)
         if accounts:
             root = key.partition("/")[0]
-            refusal = self._lessons.refusal(root, ticket, seconds)
-            await self.cool_down(root, retry_at, failure.code, sent_at=ticket.sent_at, refusal=refusal)
+            refusal = self._lessons.refusal(root, permit, seconds)
+            await self.cool_down(root, retry_at, failure.code, sent_at=permit.sent_at, refusal=refusal)
             await self._lessons.forget_latest(accounts)
 
     async def _budget_of(self, resource: str, name: str) -> str:

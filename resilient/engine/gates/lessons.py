@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from resilient.core.gates.admission import ResourceFacts
     from resilient.core.gates.policy import Policies
-    from resilient.engine.gates.drawing import Limits, Place
+    from resilient.engine.gates.drawing import Limits, TimedDraw
+    from resilient.engine.gates.permits import GatePermit
     from resilient.engine.gates.snapshot import Snapshot
-    from resilient.engine.gates.tickets import Ticket
     from resilient.store.db.database import Database
 
 
@@ -65,7 +65,7 @@ class Flow:
     key: str
     cap: float  # requests at once
     generation: int = 0  # of what is learnt
-    flying: int = 0
+    in_flight: int = 0
     accepted: int = 0  # requests that were let through and are not reported yet
     peak: int = 0  # most of them at once
     since: float = 0.0  # the begin of the stretch that `accepted` counts
@@ -112,10 +112,10 @@ class Flows:
         flights = []
         for flow in flows:
             self._follow(flow)
-            if flow.generation and not flow.flying and not flow.accepted:  # it was idle, and that is no pace
+            if flow.generation and not flow.in_flight and not flow.accepted:  # it was idle, and that is no pace
                 flow.since = self._monotonic()
-            flow.flying += 1
-            flights.append(Flight(flow, flow.generation, flow.flying))
+            flow.in_flight += 1
+            flights.append(Flight(flow, flow.generation, flow.in_flight))
         return tuple(flights)
 
     def leave(self, flights: tuple[Flight, ...], passed: tuple[str, ...] = ()) -> float | None:
@@ -123,13 +123,13 @@ class Flows:
         due: float | None = None
         for flight in flights:
             flow = flight.flow
-            flow.flying -= 1
+            flow.in_flight -= 1
             if flow.key in passed:
                 if flight.generation == flow.generation:  # else it says nothing of the rate that holds now
                     flow.cap, flow.grown_at = flow.cap + GROWTH, self._monotonic()
                 wait = self._count(flow, flight.generation, flight.at_once)
                 due = wait if due is None or (wait is not None and wait < due) else due
-            while flow.waiting and flow.flying < flow.cap:
+            while flow.waiting and flow.in_flight < flow.cap:
                 waiter = flow.waiting.popleft()
                 if not waiter.done():
                     waiter.set_result(None)
@@ -195,7 +195,7 @@ class Flows:
 
     def _flow(self, key: str) -> Flow:
         at, flow = self._monotonic(), self._flows.get(key)
-        if flow is None or (at - flow.used_at > _UNUSED and not flow.flying and not flow.waiting):
+        if flow is None or (at - flow.used_at > _UNUSED and not flow.in_flight and not flow.waiting):
             if len(self._flows) >= MOST_RESOURCES:
                 self._forget()
             flow = Flow(key, FIRST if "/" in key else FIRST_OF_ROOT, since=at, grown_at=at)
@@ -203,7 +203,7 @@ class Flows:
             if is_budget(key) and not flow.generation:  # its account begins slowly
                 flow.cap = _OPEN
             self._flows[key] = flow
-        elif at - flow.used_at > IDLE and not flow.flying and not flow.generation:
+        elif at - flow.used_at > IDLE and not flow.in_flight and not flow.generation:
             self._restart(flow)
         flow.used_at = at
         return flow
@@ -211,7 +211,7 @@ class Flows:
     def _forget(self) -> None:
         """Forget half of the flows: first those that nothing is learnt about, then the quietest; none in use."""
         at = self._monotonic()
-        idle = [flow for flow in self._flows.values() if not flow.flying and not flow.waiting and flow.used_at < at]
+        idle = [flow for flow in self._flows.values() if not flow.in_flight and not flow.waiting and flow.used_at < at]
         idle.sort(key=lambda flow: (flow.generation > 0, flow.used_at))
         for flow in idle[: MOST_RESOURCES // 2]:
             del self._flows[flow.key]
@@ -233,7 +233,7 @@ class Flows:
             self._outbound.append(Report(flow.key, Answers(flow.generation, flow.accepted, max(1, flow.peak))))
         flow.generation = generation
         first = FIRST if "/" in flow.key else FIRST_OF_ROOT
-        flow.cap = first if generation else max(first, flow.flying + 1)  # forgotten: not all at once
+        flow.cap = first if generation else max(first, flow.in_flight + 1)  # forgotten: not all at once
         self._restart(flow)
 
     def _restart(self, flow: Flow) -> None:
@@ -264,16 +264,16 @@ class Flows:
         return PROMPT if is_slow else SOON
 
     def _has_room(self, flow: Flow) -> bool:
-        if flow.flying >= flow.stated_cap and self._monotonic() < flow.stated_until:
+        if flow.in_flight >= flow.stated_cap and self._monotonic() < flow.stated_until:
             return False
-        return flow.flying < flow.cap or self._widen(flow)
+        return flow.in_flight < flow.cap or self._widen(flow)
 
     def _widen(self, flow: Flow) -> bool:
         """Let more out with time, where answers are slow; returns whether there is room now."""
         at = self._monotonic()
         if at - flow.grown_at >= PAUSE:
             flow.cap, flow.grown_at = max(flow.cap * WIDER, flow.cap + 1), at
-        return flow.flying < flow.cap
+        return flow.in_flight < flow.cap
 
     async def _wait(self, flow: Flow) -> None:
         waiter = asyncio.get_running_loop().create_future()
@@ -365,9 +365,9 @@ class Lessons:
 
     # -- throttles -------------------------------------------------------------------------------------------
 
-    def refusal(self, resource: str, ticket: Ticket, seconds: float | None) -> Refusal | None:
+    def refusal(self, resource: str, permit: GatePermit, seconds: float | None) -> Refusal | None:
         """What the throttle of a resource may teach. ``seconds``: the wait it asks for, or None."""
-        return self.flows.refusal(resource, ticket.flights, seconds)
+        return self.flows.refusal(resource, permit.flights, seconds)
 
     def common_limit(self, key: str, resource: str, seconds: float | None) -> list[str] | None:
         """The accounts whose throttles, with this one of ``resource``, show a limit of their root.
@@ -403,19 +403,19 @@ class Lessons:
             self.flows.give_back(key, refusal)
             self._wake(self.flows.changed(key))
 
-    def is_slower_now(self, place: Place, limits: Limits) -> bool:
+    def is_slower_now(self, draw: TimedDraw, limits: Limits) -> bool:
         """Whether a learnt limit has become slower since the draw."""
-        drawn = {key: limit.interval for key, limit in place.limits if limit.name == LEARNT}
+        drawn = {key: limit.interval for key, limit in draw.limits if limit.name == LEARNT}
         now = {key: limit.interval for key, limit in limits if limit.name == LEARNT}
         return any(now[key] > drawn.get(key, 0.0) * 1.001 for key in now)
 
-    async def measure(self, ticket: Ticket, seconds: float) -> None:
+    async def measure(self, permit: GatePermit, seconds: float) -> None:
         """Take in how long a good answer took; if that is much longer than usual, fewer requests are sent."""
-        key = ticket.key
+        key = permit.key
         if len(self._latencies) >= MOST_RESOURCES:
             self._latencies.clear()
         times = self._latencies.setdefault(key, Latency()).take_in(seconds)
-        refusal = None if times is None else self.flows.refusal(key, ticket.flights, None)
+        refusal = None if times is None else self.flows.refusal(key, permit.flights, None)
         if times is None or refusal is None:
             return
         facts = await self._carefully(gates.slow_down, key, refusal, times)

@@ -252,9 +252,9 @@ class Encoder:
             raise BadPayload(f"payload of {kind.kind!r}: the name {SEALED!r} is the engine's own")
         return text
 
-    def opened(self, kind: str, text: str) -> str:
+    def unseal(self, kind: str, text: str) -> str:
         """A sealed payload's JSON text. Raises `BadPayload`, and `KeyNotHereError`."""
-        return sealing.opened(self._ring, kind, text)
+        return sealing.unseal(self._ring, kind, text)
 
     def view(self, kind: str, payload: Any) -> Any:
         """What people are shown of a stored payload, as far as this app declares the kind."""
@@ -287,23 +287,23 @@ class Encoder:
     ) -> list[JobRequest]:
         model: JobRequest | None = None
         rest: tuple[Any, ...] = ()
-        ordered: list[JobRequest] = []
+        requests: list[JobRequest] = []
         for payload in payloads:
             value, key = payload, resource_key
             if isinstance(payload, Item):
                 value, key = payload.payload, payload.resource_key or resource_key
                 own = payload.options()
                 if own:
-                    ordered.append(self.encode(kind, value, key or "", **{**options, **own}))
+                    requests.append(self.encode(kind, value, key or "", **{**options, **own}))
                     continue
             if model is None:
                 model = self.encode(kind, value, key or "", **options)
-                ordered.append(model)
+                requests.append(model)
                 rest = model[1:]
                 continue
             row = model.row.like(new_id(), keys.check(key or ""), self.text(kind, value))
-            ordered.append(JobRequest(row, *rest))
-        return ordered
+            requests.append(JobRequest(row, *rest))
+        return requests
 
 
 def new_id() -> UUID:
@@ -317,12 +317,12 @@ def new_id() -> UUID:
 _UNKNOWN: Final = SafeUUID.unknown
 
 
-def with_trace(ordered: list[JobRequest], tracing: Tracing) -> list[JobRequest]:
+def with_trace(requests: list[JobRequest], tracing: Tracing) -> list[JobRequest]:
     """The same jobs with the caller's trace context, if there is one."""
     document = tracing.document()
     if document is None:
-        return ordered
-    return [one._replace(row=one.row._replace(trace=document)) for one in ordered]
+        return requests
+    return [one._replace(row=one.row._replace(trace=document)) for one in requests]
 
 
 def _default_attempts(kind: Kind[Any]) -> int | None:
@@ -467,10 +467,10 @@ class Foresight:
         self._declared, self._providers, self._runs = declared, providers, runs
         self._kinds, self._names = set(declared), set(providers)
 
-    def look(self, ordered: Iterable[JobRequest]) -> None:
+    def look(self, requests: Iterable[JobRequest]) -> None:
         """Warn of what was not warned of before. Raises `InvalidInput` for a resource that lives elsewhere."""
         checked = ""
-        for one in ordered:
+        for one in requests:
             row = one.row
             if row.resource_key != checked:
                 self.look_at(checked := row.resource_key)

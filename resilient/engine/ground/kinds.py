@@ -130,8 +130,8 @@ def _first_names(alias: Any) -> set[str]:
     return set().union(*map(_first_names, alias)) if isinstance(alias, list) else set()
 
 
-def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
-    """What is wrong with JSON text: it cannot be read again, or a number is lost (infinity, NaN); None: nothing.
+def json_fault(text: str, plain: Callable[[], Any]) -> str | None:
+    """What is wrong with JSON text: it cannot be read again, or a number is lost (infinity, NaN); None if nothing is.
 
     ``plain`` gives what was serialized, as dicts, lists and plain values.
     """
@@ -144,8 +144,8 @@ def lost_in(text: str, plain: Callable[[], Any]) -> str | None:
     return lost_number(plain(), text) if is_suspect else None
 
 
-def masked_in(text: str, plain: Callable[[], Any]) -> str | None:
-    """What is wrong with JSON text in which pydantic wrote stars for a secret; None: nothing. ``plain`` as above."""
+def mask_fault(text: str, plain: Callable[[], Any]) -> str | None:
+    """What is wrong with JSON text if pydantic wrote stars in it for a secret, else None. ``plain`` as above."""
     if _STARS not in text:
         return None
     for place, value, written in beside(plain(), text):
@@ -197,7 +197,7 @@ class Kind(Generic[P]):
             if checked is None or isinstance(checked, str):
                 return text
             plain = partial(self._adapter.dump_python, checked, by_alias=False, round_trip=True, warnings=False)
-            problem = lost_in(text, plain) or masked_in(text, plain)
+            problem = json_fault(text, plain) or mask_fault(text, plain)
         except ValidationError as error:
             raise BadPayload(
                 f"payload of {self.kind!r} does not fit its model: {self._misfit(payload, error)}"

@@ -41,7 +41,7 @@ def seal(ring: KeyRing, kind: str, text: str) -> str:
     return json.dumps({SEALED: ring.seal(text, _PLACE[0], kind, _PLACE[1])}, separators=(",", ":"))
 
 
-def opened(ring: KeyRing, kind: str, text: str) -> str:
+def unseal(ring: KeyRing, kind: str, text: str) -> str:
     """The JSON text of a sealed payload. Raises `KeyNotHereError`, or `BadPayload` if it was changed."""
     try:
         sealed = str(json.loads(text)[SEALED])
@@ -58,9 +58,9 @@ def opened(ring: KeyRing, kind: str, text: str) -> str:
         raise BadPayload(f"the sealed payload of {kind!r} was changed, or is another kind's") from None
 
 
-def resealed(ring: KeyRing, kind: str, text: str) -> str:
-    """The same payload, sealed with the first key of the ring. Raises what `opened` raises."""
-    return seal(ring, kind, opened(ring, kind, text))
+def reseal(ring: KeyRing, kind: str, text: str) -> str:
+    """The same payload, sealed with the first key of the ring. Raises what `unseal` raises."""
+    return seal(ring, kind, unseal(ring, kind, text))
 
 
 def unreadable(error: BadPayload, delay: float) -> Outcome:

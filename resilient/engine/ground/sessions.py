@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from resilient.store.db.dialect import Dialect
 
 
-BROKEN_OFF: Final = ("40P01", "40001")  # SQLSTATE: deadlock, serialization failure; nothing was committed
+RETRYABLE_SQLSTATES: Final = ("40P01", "40001")  # deadlock, serialization failure: nothing was committed
 RETRIES: Final = 4  # of a transaction that the database aborted
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -114,12 +114,12 @@ class Transactions:
             await asyncio.sleep(seconds)
 
     async def _own(self, fn: Callable[[Connection, Dialect], T]) -> T:
-        """Run in a transaction of its own; again, up to `RETRIES` times, if the database aborted it (`BROKEN_OFF`)."""
+        """Run in a transaction of its own; up to `RETRIES` times again if the database aborts it."""
         for _ in range(RETRIES):
             try:
                 return await self.transaction(fn)
             except DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) not in BROKEN_OFF:
+                if getattr(error.orig, "sqlstate", None) not in RETRYABLE_SQLSTATES:
                     raise
         return await self.transaction(fn)
 

@@ -56,7 +56,7 @@ BATCH: Final = 10_000  # plain jobs that `write_many` writes at once
 def write(
     c: Connection,
     d: Dialect,
-    ordered: Sequence[JobRequest],
+    requests: Sequence[JobRequest],
     *,
     last: bool = True,
     ended: Collection[UUID] = (),
@@ -69,43 +69,45 @@ def write(
     Raises `SchemaOutdated` where there are no tables.
     """
     with missing_tables_explained(c, d):
-        return _write(c, d, ordered, last=last, ended=ended, alone=alone)
+        return _write(c, d, requests, last=last, ended=ended, alone=alone)
 
 
 def _write(
-    c: Connection, d: Dialect, ordered: Sequence[JobRequest], *, last: bool, ended: Collection[UUID], alone: bool
+    c: Connection, d: Dialect, requests: Sequence[JobRequest], *, last: bool, ended: Collection[UUID], alone: bool
 ) -> list[Enqueued]:
-    if len(ordered) == 1 and not ordered[0].after and not ended and jobs.can_append(d, row := ordered[0].row):
+    if len(requests) == 1 and not requests[0].after and not ended and jobs.can_append(d, row := requests[0].row):
         jobs.append(c, d, row)
         return [Enqueued(row.id)]  # the commonest case: the caller's transaction waits for it
-    plain = [o.row for o in ordered if o.row.unique_key is None and o.row.ordering_key is None]
+    plain = [request.row for request in requests if request.row.unique_key is None and request.row.ordering_key is None]
     if plain:
         jobs.insert(c, d, plain)
-    if len(plain) == len(ordered) and not any(o.after for o in ordered):
+    if len(plain) == len(requests) and not any(request.after for request in requests):
         return [Enqueued(row.id) for row in plain]
-    results = {o.row.id: Enqueued(o.row.id) for o in ordered}
-    for o in sorted((o for o in ordered if o.row.unique_key is not None), key=_unique_order):
-        results[o.row.id] = _write_unique(c, d, o, alone=alone)
-    in_lanes = [o.row for o in ordered if o.row.ordering_key is not None and results[o.row.id].created]
+    results = {request.row.id: Enqueued(request.row.id) for request in requests}
+    for request in sorted((request for request in requests if request.row.unique_key is not None), key=_unique_order):
+        results[request.row.id] = _write_unique(c, d, request, alone=alone)
+    in_lanes = [
+        request.row for request in requests if request.row.ordering_key is not None and results[request.row.id].created
+    ]
     if in_lanes:
         _write_in_lanes(c, d, in_lanes, ended)
-    if waiting := [o for o in ordered if o.after and results[o.row.id].created]:
+    if waiting := [request for request in requests if request.after and results[request.row.id].created]:
         _write_edges(c, d, waiting, results, last=last)
-    return [results[o.row.id] for o in ordered]
+    return [results[request.row.id] for request in requests]
 
 
 @direct
 @operation("enqueue")
-def write_many(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
+def write_many(c: Connection, d: Dialect, requests: Sequence[JobRequest]) -> list[Enqueued]:
     """`write` in a transaction of its own, in statements of a bounded size.
 
     If other transactions may wait for one of the jobs, one batch holds all: two batches would lock out of order.
     """
     done, size = list[Enqueued](), BATCH
-    if len(ordered) > size and any(o.waits_for_commit for o in ordered):
-        size = len(ordered)
-    for start in range(0, len(ordered), size):
-        done += write(c, d, ordered[start : start + size], alone=True)
+    if len(requests) > size and any(request.waits_for_commit for request in requests):
+        size = len(requests)
+    for start in range(0, len(requests), size):
+        done += write(c, d, requests[start : start + size], alone=True)
     return done
 
 
@@ -117,9 +119,9 @@ def write_back(c: Connection, d: Dialect, rows: Sequence[NewJob]) -> None:
         order.put_back(c, d, {r.id: ((r.resource_key, r.ordering_key or ""), r.order_no or 0) for r in rows}, d.now(c))
 
 
-def is_one_statement(o: JobRequest) -> bool:
+def is_one_statement(request: JobRequest) -> bool:
     """Whether `write` of this job alone is one statement (PostgreSQL)."""
-    return not o.waits_for_commit
+    return not request.waits_for_commit
 
 
 def _write_edges(
@@ -128,16 +130,16 @@ def _write_edges(
     """Insert the dependencies of jobs; if another job holds a blocker's unique key, they wait for that job."""
     edges = set()
     surplus = {}  # by the job that waits: how many of its blockers are the same job as another one
-    for o in waiting:
-        blockers = {results[i].id if i in results else i for i in o.after}
-        edges |= {dependencies.Edge(o.row.id, i, o.on_dead) for i in blockers}
-        if len(blockers) < len(o.after):
-            surplus[o.row.id] = len(o.after) - len(blockers)
+    for request in waiting:
+        blockers = {results[i].id if i in results else i for i in request.after}
+        edges |= {dependencies.Edge(request.row.id, i, request.on_dead) for i in blockers}
+        if len(blockers) < len(request.after):
+            surplus[request.row.id] = len(request.after) - len(blockers)
     dependencies.insert(c, d, edges)
     now = d.now(c)
     ready.unblock(c, d, surplus, now)
     if last:
-        dependencies.resolve_dependencies(c, d, now, [o.row.id for o in waiting])
+        dependencies.resolve_dependencies(c, d, now, [request.row.id for request in waiting])
 
 
 def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[NewJob], ended: Collection[UUID]) -> None:
@@ -160,13 +162,13 @@ def _write_in_lanes(c: Connection, d: Dialect, rows: Sequence[NewJob], ended: Co
         order.settle(c, d, {r.id: places[r.id] for r in rows if r.unique_key is not None}, d.now(c))
 
 
-def _unique_order(o: JobRequest) -> tuple[str, str]:
-    return o.row.kind, o.row.unique_key or ""
+def _unique_order(request: JobRequest) -> tuple[str, str]:
+    return request.row.kind, request.row.unique_key or ""
 
 
-def _write_unique(c: Connection, d: Dialect, o: JobRequest, *, alone: bool) -> Enqueued:
+def _write_unique(c: Connection, d: Dialect, request: JobRequest, *, alone: bool) -> Enqueued:
     """Insert a job, or hand it over to the job that holds its key. The unique index decides, not a select before."""
-    row = o.row
+    row = request.row
     if row.unique_key is None:
         raise ValueError("a job without a unique key")
     new = row if row.ordering_key is None else row._replace(waits=row.waits + 1)
@@ -176,27 +178,27 @@ def _write_unique(c: Connection, d: Dialect, o: JobRequest, *, alone: bool) -> E
         holder = jobs.holder(c, d, row.kind, row.unique_key)
         if holder is None:  # it ended between the two statements
             continue
-        if o.on_conflict == "raise":
+        if request.on_conflict == "raise":
             raise DuplicateJob(
                 f"job {holder.id} ({row.kind}, {holder.state}) already holds unique_key {row.unique_key!r}"
             )
-        if _hand_over(c, d, o, holder, alone=alone):
+        if _hand_over(c, d, request, holder, alone=alone):
             return Enqueued(holder.id, created=False)
     raise DuplicateJob(f"unique_key {row.unique_key!r} of {row.kind!r} is taken and freed faster than it can be read")
 
 
-def _hand_over(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder, *, alone: bool) -> bool:
+def _hand_over(c: Connection, d: Dialect, request: JobRequest, holder: jobs.KeyHolder, *, alone: bool) -> bool:
     """Let the job that holds the key do what was requested; False if its state has changed meanwhile."""
-    row, is_running = o.row, holder.state == "running"
-    if (o.while_running != "once_more") if is_running else (o.on_conflict != "replace"):
+    row, is_running = request.row, holder.state == "running"
+    if (request.while_running != "once_more") if is_running else (request.on_conflict != "replace"):
         return is_running or alone or holder.state == "blocked" or jobs.keep_if_waiting(c, d, holder)
     if holder.resource_key != row.resource_key:
         raise DuplicateJob(
             f"job {holder.id} ({row.kind}, {holder.state}) of {holder.resource_key} holds unique_key"
             f" {row.unique_key!r} and does nothing for {row.resource_key}: name the resource in the key"
         )
-    if o.after or holder.ordering_key != row.ordering_key:
-        what = "after=" if o.after else f"ordering_key={row.ordering_key!r} and not {holder.ordering_key!r}"
+    if request.after or holder.ordering_key != row.ordering_key:
+        what = "after=" if request.after else f"ordering_key={row.ordering_key!r} and not {holder.ordering_key!r}"
         raise DuplicateJob(
             f"job {holder.id} ({row.kind}, {holder.state}) holds unique_key {row.unique_key!r} and cannot be given"
             f" {what}: what it waits for is said once, when it is enqueued. Cancel it first, or leave it as it is"
@@ -208,7 +210,7 @@ def _hand_over(c: Connection, d: Dialect, o: JobRequest, holder: jobs.KeyHolder,
             " cannot run once more: enqueue again when it has ended"
         )
     if is_running:
-        return jobs.mark_once_more(c, d, holder.id, now, row if o.on_conflict == "replace" else None)
+        return jobs.mark_once_more(c, d, holder.id, now, row if request.on_conflict == "replace" else None)
     if marks.unkeyed(holder.sent):
         raise DuplicateJob(
             f"job {holder.id} ({row.kind}, {holder.state}) holds unique_key {row.unique_key!r} and waits to look up a"
@@ -227,47 +229,49 @@ class _Buffered(NamedTuple):
     dialect: Dialect  # of its app: a program may have two apps, in two schemas
 
 
-def join(target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sessions.Wake) -> list[Enqueued]:
+def join(target: Any, d: Dialect, requests: Sequence[JobRequest], on_commit: sessions.Wake) -> list[Enqueued]:
     """Write into the transaction of the caller's Session or Connection."""
     target, c = sessions.enter(target, on_commit)
     if isinstance(target, Connection):
-        return _write_whole(c, d, ordered)
+        return _write_whole(c, d, requests)
     is_foreign = isinstance(target.get_bind(), Connection)
-    at_once = [o for o in ordered if is_foreign or not o.waits_for_commit]
-    later = [o for o in ordered if o.waits_for_commit and not is_foreign]
-    written = dict(zip([o.row.id for o in at_once], _write_whole(c, d, at_once), strict=True)) if at_once else {}
+    at_once = [request for request in requests if is_foreign or not request.waits_for_commit]
+    later = [request for request in requests if request.waits_for_commit and not is_foreign]
+    written = (
+        dict(zip([request.row.id for request in at_once], _write_whole(c, d, at_once), strict=True)) if at_once else {}
+    )
     if later:
         _buffer(target, d, later)
-    return [written.get(o.row.id) or Enqueued(o.row.id, created=None) for o in ordered]
+    return [written.get(request.row.id) or Enqueued(request.row.id, created=None) for request in requests]
 
 
-def _write_whole(c: Connection, d: Dialect, ordered: Sequence[JobRequest]) -> list[Enqueued]:
+def _write_whole(c: Connection, d: Dialect, requests: Sequence[JobRequest]) -> list[Enqueued]:
     """Write all of them or, where a unique key is refused, none: its caller may catch `DuplicateJob`, and commit."""
-    with sessions.savepoint(c) if len(ordered) > 1 and any(map(_has_key, ordered)) else nullcontext():
-        return write(through_driver(c), d, ordered, last=False)
+    with sessions.savepoint(c) if len(requests) > 1 and any(map(_has_key, requests)) else nullcontext():
+        return write(through_driver(c), d, requests, last=False)
 
 
-def _has_key(o: JobRequest) -> bool:
-    return o.row.unique_key is not None
+def _has_key(request: JobRequest) -> bool:
+    return request.row.unique_key is not None
 
 
 async def join_async(
-    target: Any, d: Dialect, ordered: Sequence[JobRequest], on_commit: sessions.Wake
+    target: Any, d: Dialect, requests: Sequence[JobRequest], on_commit: sessions.Wake
 ) -> list[Enqueued]:
     """`join` for a Session or Connection that may be asynchronous."""
     target = sessions.unscoped(target)
     if isinstance(target, (AsyncSession, AsyncConnection)):
-        return await target.run_sync(join, d, ordered, on_commit)
-    return join(target, d, ordered, on_commit)
+        return await target.run_sync(join, d, requests, on_commit)
+    return join(target, d, requests, on_commit)
 
 
-def buffer(session: Session, d: Dialect, ordered: Iterable[JobRequest], on_commit: sessions.Wake) -> None:
+def buffer(session: Session, d: Dialect, requests: Iterable[JobRequest], on_commit: sessions.Wake) -> None:
     """Buffer jobs of any sort until the outermost commit, without any I/O now: for `outbox.publish`.
 
     Only that commit sees the session's connection: if it is in autocommit, the commit raises `InvalidInput`.
     """
     sessions.on_outermost_commit(session, on_commit)
-    _buffer(session, d, ordered)
+    _buffer(session, d, requests)
 
 
 def ends(target: Any, d: Dialect, on_commit: sessions.Wake) -> Ends | None:
@@ -316,13 +320,13 @@ def take_buffered(session: Session, d: Dialect) -> tuple[list[JobRequest], Ends]
 
 
 def _by_sort(waiting: Iterable[_Buffered]) -> tuple[list[JobRequest], Ends]:
-    ordered, ends = list[JobRequest](), Ends()
+    requests, ends = list[JobRequest](), Ends()
     for one in waiting:
         if isinstance(one.what, Ends):
             ends.take(one.what)
         else:
-            ordered.append(one.what)
-    return ordered, ends
+            requests.append(one.what)
+    return requests, ends
 
 
 class _Pending:
@@ -368,9 +372,9 @@ def _write_buffered(pending: _Pending, session: Session, c: Connection) -> None:
     pending.waiting = [b for b in pending.waiting if not isinstance(b.what, Ends) or b.what.released]
     if pending.waiting:
         for d, waiting in _by_schema(pending.waiting):
-            ordered, ends = _by_sort(waiting)
+            requests, ends = _by_sort(waiting)
             driver = through_driver(c)
-            write(driver, d, ordered, ended=ends.in_order)
+            write(driver, d, requests, ended=ends.in_order)
             if ends.released:
                 ends.go_on(driver, d, d.now(driver))
         pending.waiting = []
@@ -452,15 +456,15 @@ class Queue:
         """See `Resilient.enqueue`."""
         tracing = self._ground.tracing
         with tracing.enqueue(name_of(kind)) as span:
-            ordered = with_trace([self._ground.encoder.encode(kind, payload, resource_key, **options)], tracing)
-            self._ground.foresight.look(ordered)
+            requests = with_trace([self._ground.encoder.encode(kind, payload, resource_key, **options)], tracing)
+            self._ground.foresight.look(requests)
             if span is not None:
-                span.note({"messaging.message.id": str(ordered[0].row.id)})
+                span.note({"messaging.message.id": str(requests[0].row.id)})
             if session is not None:
-                return (await self._join(session, ordered))[0]
-            run = self._db.statement if is_one_statement(ordered[0]) else self._db.transaction
-            (done,) = await run(write_many, ordered)
-        self._accept(ordered, [done])
+                return (await self._join(session, requests))[0]
+            run = self._db.statement if is_one_statement(requests[0]) else self._db.transaction
+            (done,) = await run(write_many, requests)
+        self._accept(requests, [done])
         self._ground.poke()
         return done
 
@@ -476,24 +480,24 @@ class Queue:
         """See `Resilient.enqueue_many`."""
         tracing = self._ground.tracing
         with tracing.enqueue(name_of(kind)) as span:
-            ordered = with_trace(self._ground.encoder.encode_many(kind, payloads, resource_key, options), tracing)
-            self._ground.foresight.look(ordered)
+            requests = with_trace(self._ground.encoder.encode_many(kind, payloads, resource_key, options), tracing)
+            self._ground.foresight.look(requests)
             if span is not None:
-                span.note({"messaging.batch.message_count": len(ordered)})
+                span.note({"messaging.batch.message_count": len(requests)})
             if session is not None:
-                return await self._join(session, ordered)
-            done = await self._db.transaction(write_many, ordered)
-        self._accept(ordered, done)
+                return await self._join(session, requests)
+            done = await self._db.transaction(write_many, requests)
+        self._accept(requests, done)
         self._ground.poke()
         return done
 
-    async def _join(self, session: CallersSession, ordered: Sequence[JobRequest]) -> list[Enqueued]:
+    async def _join(self, session: CallersSession, requests: Sequence[JobRequest]) -> list[Enqueued]:
         d, poke = self._ground.database.dialect, self._ground.poke
-        done = join(session, d, ordered, poke) if self._here else await join_async(session, d, ordered, poke)
-        self._accept(ordered, done)
+        done = join(session, d, requests, poke) if self._here else await join_async(session, d, requests, poke)
+        self._accept(requests, done)
         return done
 
-    def _accept(self, ordered: Sequence[JobRequest], done: Sequence[Enqueued]) -> None:
+    def _accept(self, requests: Sequence[JobRequest], done: Sequence[Enqueued]) -> None:
         """Count what is new, by kind."""
-        new = zip(ordered, done, strict=True)
-        self._ground.counts.enqueue(o.row.kind for o, result in new if result.created is not False)
+        new = zip(requests, done, strict=True)
+        self._ground.counts.enqueue(request.row.kind for request, result in new if result.created is not False)

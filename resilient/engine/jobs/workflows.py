@@ -183,11 +183,11 @@ class BaseWorkflow:
             raise InvalidInput(f"step {name or declared.kind!r} needs a resource_key, or the workflow one for all")
         before = self._before([after] if isinstance(after, Step) else list(after))
         name = self._named(name, declared.kind)
-        ordered = encoder.encode(declared, payload, key, after=[s.id for s in before], on_dead="wait", **options)
-        (ordered,) = with_trace([ordered], self._ground.tracing)
-        self._ground.foresight.look([ordered])
-        ordered = ordered._replace(row=ordered.row._replace(followed=True))
-        new = workflows.NewStep(name, len(self._new), ordered.row.id, declared.kind, key, tuple(s.name for s in before))
+        request = encoder.encode(declared, payload, key, after=[s.id for s in before], on_dead="wait", **options)
+        (request,) = with_trace([request], self._ground.tracing)
+        self._ground.foresight.look([request])
+        request = request._replace(row=request.row._replace(followed=True))
+        new = workflows.NewStep(name, len(self._new), request.row.id, declared.kind, key, tuple(s.name for s in before))
         if undo is not None:
             if declared.sealed and not undo.sealed:
                 raise InvalidInput(
@@ -198,8 +198,8 @@ class BaseWorkflow:
             new = new._replace(
                 undo_kind=undo.kind, undo_payload=text, undo_version=undo.version, undo_max_attempts=attempts
             )
-        step: Step[Any] = Step(name, ordered.row.id, declared)
-        self._new.append((new, ordered))
+        step: Step[Any] = Step(name, request.row.id, declared)
+        self._new.append((new, request))
         self.steps.append(step)
         return step
 
@@ -249,13 +249,13 @@ class BaseWorkflow:
     def _kept(self, c: Connection, d: Dialect, inserted: set[str]) -> list[JobRequest]:
         """The jobs of the new steps. Where a step was there already, others wait for that one's job."""
         if len(inserted) == len(self._new):
-            return [ordered for _, ordered in self._new]
+            return [request for _, request in self._new]
         standing = {row.name: row.job_id for row in workflows.steps_of(c, d, [self.id])[self.id]}
         same = {step.job_id: standing[step.name] for step, _ in self._new}
         self.steps = [Step(s.name, same[s.id], s.kind) for s in self.steps]
         return [
-            ordered._replace(after=tuple(same[i] for i in ordered.after))
-            for step, ordered in self._new
+            request._replace(after=tuple(same[i] for i in request.after))
+            for step, request in self._new
             if step.name in inserted
         ]
 

@@ -31,7 +31,7 @@ from resilient.core.jobs.records import START
 from resilient.core.provider.facts import GENERIC
 from resilient.engine.accounts.grants import PATIENCE
 from resilient.engine.events.publishers import Publishers, require
-from resilient.engine.gates.tickets import Reservation
+from resilient.engine.gates.permits import Reservation
 from resilient.engine.ground.encoder import Enqueued, with_trace
 from resilient.engine.jobs.workflows import results_of
 from resilient.engine.run import stream_reader, two_phase
@@ -237,7 +237,7 @@ def stored_payload(execution: Execution) -> str | None:
     text = execution.row.payload
     if text is None or not text.startswith(START):
         return text
-    return execution.context.ground.encoder.opened(execution.row.kind, text)
+    return execution.context.ground.encoder.unseal(execution.row.kind, text)
 
 
 class HandlerBackend(Branch):
@@ -275,16 +275,16 @@ class HandlerBackend(Branch):
         """
         execution = self._execution
         gate = execution.context.gate
-        ticket = await gate.admit(execution.resource_key, probes=execution.probes)
-        gate.abandoned(ticket)  # the gate counts the job's outcome instead
+        permit = await gate.admit(execution.resource_key, probes=execution.probes)
+        gate.abandoned(permit)  # the gate counts the job's outcome instead
         try:
             execution.require_running()
             value = await last_look()
             if execution.is_unsure:
                 await require_lease(execution)
         except BaseException:
-            if (place := ticket.place) is not None:
-                gate.release(Reservation(ticket.key, place.cost, place.limits, (), place))
+            if (draw := permit.draw) is not None:
+                gate.release(Reservation(permit.key, draw.cost, draw.limits, (), draw))
             raise
         return value
 
@@ -339,11 +339,11 @@ class HandlerBackend(Branch):
         execution = self._execution
         execution.require_running()
         ground = execution.context.ground
-        ordered = ground.encoder.encode(kind, payload, resource_key or execution.resource_key, **options)
-        (ordered,) = with_trace([ordered], ground.tracing)
-        ground.foresight.look([ordered])
-        two_phase.follow(execution, ordered)
-        return Enqueued(ordered.row.id, created=None)
+        job_request = ground.encoder.encode(kind, payload, resource_key or execution.resource_key, **options)
+        (job_request,) = with_trace([job_request], ground.tracing)
+        ground.foresight.look([job_request])
+        two_phase.follow(execution, job_request)
+        return Enqueued(job_request.row.id, created=None)
 
     # -- transactions ---------------------------------------------------------------------------------------------
 
@@ -440,9 +440,9 @@ class JobHooks:
             )  # fmt: skip
             began = time.perf_counter()
             state = await patiently(execution, admit)
-            if (place := state.place) is not None:
+            if (draw := state.draw) is not None:
                 counts, reservation = execution.context.ground.counts, execution.reservation
-                waited = reservation.waited if reservation is not None and reservation.place is place else 0.0
+                waited = reservation.waited if reservation is not None and reservation.draw is draw else 0.0
                 counts.draws[counts.provider_of(request.key)].observe(waited + time.perf_counter() - began)
         if state.elected:
             execution.probes += state.elected
@@ -485,7 +485,7 @@ class JobHooks:
         permit.fresh = False
         mark = marks.under(mark, grant, now)
         old = marks.forgotten({request.name: mark}, now)
-        self._execution.remark(request.name, marks.without_answer(mark) if old else mark)
+        self._execution.restore_mark(request.name, marks.without_answer(mark) if old else mark)
         if old:
             failure = Failure(FailureKind.AMBIGUOUS, code="key_forgotten")
             raise JobFailure(f"not sent again, because it may then be done twice: {old}", failure=failure)
@@ -520,7 +520,7 @@ class JobHooks:
 
     def cut_off(self, permit: Permit, *, by_us: bool = False) -> None:
         """The answer broke off: its mark stands again, as on the row. Unless ``by_us``, the gate counts a failure."""
-        self._execution.remark(permit.request.name, permit.mark)
+        self._execution.restore_mark(permit.request.name, permit.mark)
         if permit.state is not None and not by_us:
             self._wire.loop.send(self._wire.gate.failed(permit.state, permit.request.key, _BROKE_OFF))
 

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 from resilient.core.base.errors import DuplicateJob
 from resilient.core.base.loggers import FailureLog, apart, logger
 from resilient.core.jobs.backoff import retry_pause
-from resilient.engine.ground.sessions import BROKEN_OFF
+from resilient.engine.ground.sessions import RETRYABLE_SQLSTATES
 from resilient.engine.jobs import queue
 from resilient.store.db import trouble
 from resilient.store.db.dialect import LOCK_WAIT, SHORT_LOCK_WAIT, is_lock_timeout
@@ -462,7 +462,7 @@ def _is_passing(error: Exception) -> bool:
     """
     if trouble.is_broken_off(error):
         return False
-    return isinstance(error, OSError) or trouble.is_of_database(error) or _state(error) in BROKEN_OFF
+    return isinstance(error, OSError) or trouble.is_of_database(error) or _state(error) in RETRYABLE_SQLSTATES
 
 
 def _state(error: Exception) -> str:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from resilient.engine.accounts.grants import Grants
     from resilient.engine.alerts import Alerts
     from resilient.engine.gates.gate import Gate
-    from resilient.engine.gates.tickets import Reservation
+    from resilient.engine.gates.permits import Reservation
     from resilient.engine.ground.encoder import JobRequest
     from resilient.engine.ground.ground import Ground
     from resilient.engine.ground.kinds import Handler
@@ -357,7 +357,7 @@ class Execution(Pausable):
         """Give its handler its whole timeout again; call it on the worker's loop."""
         self.started, self.waited_before = asyncio.get_running_loop().time(), 0.0
 
-    def remark(self, name: str, mark: dict[str, Any] | None) -> None:
+    def restore_mark(self, name: str, mark: dict[str, Any] | None) -> None:
         """Set the mark of a request again, because its outcome is not known after all. None: it had none."""
         if mark is not None:
             self._set_mark(name, mark)

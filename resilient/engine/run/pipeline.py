@@ -60,7 +60,7 @@ from resilient.core.jobs.states import TERMINAL
 from resilient.core.provider.classify import believed
 from resilient.engine.accounts.missing_keys import left_to_others
 from resilient.engine.ground.foreign import Ended, NoThread, tried
-from resilient.engine.ground.kinds import lost_in
+from resilient.engine.ground.kinds import json_fault
 from resilient.engine.ground.sealing import discreet, trace, unreadable
 from resilient.engine.ground.sessions import to_the_end
 from resilient.engine.run import two_phase
@@ -335,7 +335,7 @@ def _keep(execution: Execution, result: Any) -> Outcome:
     try:
         document = _RESULT.dump_json(result)
         is_kept = len(document) <= RESULT.value
-        problem = lost_in(document.decode(), lambda: _RESULT.dump_python(result)) if is_kept else None
+        problem = json_fault(document.decode(), lambda: _RESULT.dump_python(result)) if is_kept else None
     except BaseException as error:  # noqa: BLE001 - what a value of the program's own raises when it is read
         return _leave_out(execution, f"it is not JSON ({type(error).__name__}: {type(result).__name__})")
     if len(document) > RESULT.value:

@@ -35,7 +35,7 @@ from resilient.core.base.errors import Failure, FailureKind, InvalidInput, JobFa
 from resilient.core.base.loggers import logger
 from resilient.core.jobs.backoff import retry_pause
 from resilient.engine.ground.foreign import ends_task
-from resilient.engine.ground.sessions import BROKEN_OFF
+from resilient.engine.ground.sessions import RETRYABLE_SQLSTATES
 from resilient.engine.jobs import queue
 from resilient.engine.jobs.workflows import require_going
 from resilient.engine.run import completer
@@ -367,7 +367,7 @@ def _complete(session: Session, execution: Execution, result: Succeeded) -> None
 def named(error: BaseException) -> BaseException:
     """The error of a handler's transaction; a conflict, nobody's bug, if the database broke it off for another one."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    if state not in BROKEN_OFF:
+    if state not in RETRYABLE_SQLSTATES:
         return error
     failure = Failure(FailureKind.CONFLICT, code=state)
     conflict = JobFailure("the database broke the job's transaction off because of another one", failure=failure)

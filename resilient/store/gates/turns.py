@@ -111,12 +111,12 @@ def take(c: Connection, d: Dialect, selection: Selection) -> list[Turn]:
 
 def take_each(c: Connection, d: Dialect, selection: Selection) -> Sequence[Any]:
     """`take`, but with every row that was deleted."""
-    sql, params = taking(d, selection)
+    sql, params = take_statement(d, selection)
     sql = f"WITH {sql} SELECT * FROM taken" if d.is_postgresql else sql
     return d.run(c, sql, params).all()
 
 
-def taking(d: Dialect, selection: Selection) -> tuple[str, dict[str, object]]:
+def take_statement(d: Dialect, selection: Selection) -> tuple[str, dict[str, object]]:
     """The statement that takes turns (resource_key, priority, id); on PostgreSQL a list of CTEs, the last ``taken``."""
     w = selection
     where = "parked_on IS NULL AND id >= :low"

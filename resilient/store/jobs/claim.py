@@ -98,7 +98,7 @@ class Claimed:
     stops: dict[str, Stop] = field(default_factory=dict)  # leaf to what stops it
     facts: dict[str, ResourceFacts] = field(default_factory=dict)
     probes: dict[UUID, Probes] = field(default_factory=dict)  # job to the breakers it probes
-    lost: int = 0  # candidates that another transaction changed or locked
+    lost_count: int = 0  # candidates that another transaction changed or locked
     continued: int = 0  # keys that got a new turn, or kept theirs
     unserved: int = 0  # keys that got no slot: the worker's, or their account's, were promised
     slots: int = 0  # how many of the worker's free slots are used
@@ -436,7 +436,7 @@ class _Claim:
         gone = {row.id: row.is_locked for row in lost.all()}
         if gone:
             out.jobs = [row for row in out.jobs if row.id not in gone]
-            out.lost = len(gone)
+            out.lost_count = len(gone)
         for t, picked, probes in chosen:
             if gone and any(row.id in gone for row in picked):
                 if t.resource_key not in self.again:

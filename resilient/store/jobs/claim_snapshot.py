@@ -119,7 +119,7 @@ def take_snapshot(
     """
     if not d.is_postgresql:
         return _one_by_one(c, d, selection, per_key)
-    sql, params = turns.taking(d, selection)
+    sql, params = turns.take_statement(d, selection)
     if (now := d.host_now()) is not None:
         params["now"] = now
     result = d.later(c, _statement(d, sql, limited), {**params, "per_key": per_key})

@@ -120,8 +120,8 @@ def lost(message: str, code: str) -> ConnectionLost:
     return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code))
 
 
-async def close_unopened(close: Callable[[], Awaitable[Any]]) -> None:
-    """Close a connection that failed to open, or not in time: otherwise a hung broker would keep its socket open."""
+async def close_quickly(close: Callable[[], Awaitable[Any]]) -> None:
+    """Close what failed to open or does not answer, within a bound: a hung broker would keep its socket open."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_unopened, cut_off, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, close_quickly, cut_off, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class Kafka(Destination):
         try:
             await producer.start()
         except BaseException as error:
-            await close_unopened(producer.stop)
+            await close_quickly(producer.stop)
             if not isinstance(error, Exception):  # a cancellation: it took too long
                 raise
             raise lost(f"Kafka is not there: {type(error).__name__}: {error}", "broker_down") from error
@@ -98,7 +98,7 @@ class _Producer:
             try:
                 await self._producer.stop()
             except asyncio.CancelledError:  # it waits for a hung broker, and would leave its tasks and sockets behind
-                await close_unopened(self._abort)
+                await close_quickly(self._abort)
                 raise
 
     async def _abort(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, Unsendable, close_unopened, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, Unsendable, close_quickly, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,7 @@ class Nats(Destination):
                 error_cb=denials.note,
             )
         except BaseException as error:
-            await close_unopened(connection.close)
+            await close_quickly(connection.close)
             if not isinstance(error, Exception):  # it took too long
                 raise
             raise lost(f"NATS is not there: {type(error).__name__}: {error}", "broker_down") from error

@@ -22,7 +22,7 @@ from resilient.core.events.message import CONTENT_TYPE
 from resilient.wire.publishers.base import (
     Destination,
     Unsendable,
-    close_unopened,
+    close_quickly,
     cut_off,
     extra,
     fill,
@@ -96,7 +96,7 @@ class RabbitMQ(Destination):
             channel = await exchange.channel.get_underlay_channel()
         except BaseException as error:  # the library's errors have no common root
             if connection is not None:
-                await close_unopened(connection.close)
+                await close_quickly(connection.close)
             if not isinstance(error, Exception):  # it took too long
                 raise
             raise _failure(error, self.exchange) from error
@@ -158,7 +158,7 @@ class _Exchange:
                     raise refused(f"RabbitMQ did not take the event: {error}", "no_permission") from error
                 raise
             finally:
-                await close_unopened(exchange.channel.close)
+                await close_quickly(exchange.channel.close)
         self._destination.denied_keys.forget(to)
 
     def _judge(self, error: Exception, body: bytes, to: str) -> JobFailure:

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from resilient.core.gates.breaker import Probes
-    from resilient.engine.gates.drawing import Limits, Place
+    from resilient.engine.gates.drawing import Limits, TimedDraw
     from resilient.engine.gates.lessons import Flight
 
 
 @dataclass(slots=True)
-class Ticket:
+class GatePermit:
     """Leave to send one request: the generations it is sent under, and what was drawn for it."""
 
     key: str
@@ -24,7 +24,7 @@ class Ticket:
     sent_at: datetime
     elected: Probes = ()  # circuits it tries out by election of its own
     fresh_until: float = 0.0  # monotonic; the gates were looked at so lately
-    place: Place | None = field(default=None, repr=False)
+    draw: TimedDraw | None = field(default=None, repr=False)
     flights: tuple[Flight, ...] = field(default=(), repr=False)
 
 
@@ -36,7 +36,7 @@ class Reservation:
     cost: float
     limits: Limits
     flights: tuple[Flight, ...]
-    place: Place | None = None
+    draw: TimedDraw | None = None
     waited: float = 0.0  # seconds, for the place
     is_open: bool = True  # neither used nor given back
     timer: asyncio.TimerHandle | None = None  # at its end it is given back
