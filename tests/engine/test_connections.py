@@ -731,10 +731,10 @@ async def test_what_was_refused_is_forgotten_with_the_next_token(app, idp, monke
         await app.enqueue(me, resource_key=key)
     await app.worker().drain()
     assert await states(app) == ["succeeded"] * 6
-    assert len(app.grants._bad._issues) <= 3
+    assert len(app.grants._refused_credentials._issues) <= 3
     for key in names:
         await app.credentials(key)
-    assert app.grants._bad._issues == {}
+    assert app.grants._refused_credentials._issues == {}
 
 
 async def test_accounts_that_are_remembered_are_bounded(app, idp, monkeypatch):

@@ -379,11 +379,11 @@ async def test_saving_and_closing_end_while_the_database_is_away(clock, database
             await gate.flush()
         permit = await gate.admit("p/a", 10)  # does not wait for the pause, and takes the settlement along
         assert tat(database) > drawn + 0.39  # 0.3, 0.1, and perhaps a few in advance
-        assert gate._drawing._pause is None
+        assert gate._drawing._retry_timer is None
         with away():
             await gate.answered(permit, "p/a", AnswerFacts(200, cost=40), None)
             await gate.close()
-            assert gate._drawing._pause is None
+            assert gate._drawing._retry_timer is None
             assert gate._drawing._task.done()
 
 

@@ -244,7 +244,7 @@ async def test_a_throttle_is_written_though_the_job_that_met_it_is_cut_off(gate,
         await asyncio.gather(telling, return_exceptions=True)
         assert open_requests(gate) == {}
         assert gate.stop("p/a") is not None
-    await until(lambda: "p/a" in gate._snapshot.uneasy)
+    await until(lambda: "p/a" in gate._snapshot.restricted)
     rests = await database.transaction(lambda c, d: circuits.lock(c, d, ["p/a"])["p/a"].blocked_until)
     assert rests is not None
 

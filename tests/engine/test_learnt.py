@@ -356,12 +356,12 @@ async def test_a_place_is_waited_for_before_the_request_and_used_by_it(database,
     one = await make(policies=Policies(learn={"p/*": (1.0, 1.0)}))
     reservation = await reserved(one, clock)
     draws = database.transaction_sync(limits.read, ["p/a"])
-    permit = await one.admit("p/a", reserved=reservation)
+    permit = await one.admit("p/a", reservation=reservation)
     assert permit.draw is reservation.draw
     assert database.transaction_sync(limits.read, ["p/a"]) == draws, "nothing is drawn a second time"
     await one.answered(permit, "p/a", OK, None)
     assert one._lessons.flows._flows["p/a"].in_flight == 0
-    assert (await one.admit("p/a", reserved=reservation)).draw is not reservation.draw, "it is used once"
+    assert (await one.admit("p/a", reservation=reservation)).draw is not reservation.draw, "it is used once"
 
 
 @pytest.mark.parametrize("how", ["nobody comes", "another cost", "a rest"])
@@ -374,9 +374,9 @@ async def test_a_place_that_is_not_used_is_given_back(database, clock, make, how
     if how == "a rest":
         await one.cool_down("p/a", clock.now() + timedelta(seconds=60))
         with pytest.raises(ResourceStopped):
-            await one.admit("p/a", reserved=reservation)
+            await one.admit("p/a", reservation=reservation)
     elif how == "another cost":
-        one.abandoned(await one.admit("p/a", 0.5, reserved=reservation))
+        one.abandoned(await one.admit("p/a", 0.5, reservation=reservation))
     one.release(reservation)
     one.release(reservation)
     assert flow.in_flight == 0
@@ -524,10 +524,10 @@ async def test_what_is_left_is_spread_over_its_own_window(clock, make):
     for passed, seconds, per in ((0, 900, 900), (20, 880, 900), (20, 86_400, 86_400), (20, 60, 60)):
         clock.advance(passed)
         for _ in range(2):
-            await one.answered(one._permit("p/a", ()), "p/a", ending(clock, seconds), None)
+            await one.answered(one._new_permit("p/a", ()), "p/a", ending(clock, seconds), None)
         assert one.stated.limits["p/a"][0].per == pytest.approx(per)
     clock.advance(61)
-    await one.answered(one._permit("p/a", ()), "p/a", ending(clock, 30), None)
+    await one.answered(one._new_permit("p/a", ()), "p/a", ending(clock, 30), None)
     assert one.stated.limits["p/a"][0].per == pytest.approx(30), "another window"
 
 

@@ -117,10 +117,10 @@ async def test_a_database_that_stays_away_is_a_line_of_each_part_and_not_of_each
     monkeypatch.setattr(gate._snapshot, "_database", SimpleNamespace(transaction=transaction))
     monkeypatch.setattr(gate._reporter, "_write", write)
     monkeypatch.setattr(gate._reporter, "wake", lambda _: None)
-    monkeypatch.setattr(gate._snapshot, "_make", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(gate._snapshot, "_insert", lambda _: asyncio.sleep(0))
     for away in (True, False, True):  # noqa: B007 - what `transaction` reads
         for _ in range(20):
-            gate._snapshot._round, gate._snapshot._wanted = asyncio.get_running_loop().create_future(), {"api/a"}
+            gate._snapshot._round, gate._snapshot._requested = asyncio.get_running_loop().create_future(), {"api/a"}
             await gate._snapshot._read()
             await gate._reporter._write_due()
     said = lines(caplog)

@@ -130,7 +130,7 @@ async def stubborn(end):
 
 async def test_what_catches_its_cancellation_holds_up_nobody(monkeypatch):
     """An event that waits for a connection has an end, and so has the worker that closes what it opened."""
-    monkeypatch.setattr("resilient.engine.events.publishers._CLOSE_PATIENCE", 0.05)
+    monkeypatch.setattr("resilient.engine.events.publishers._CLOSE_TIMEOUT", 0.05)
     end = asyncio.Event()
 
     class Stubborn(To):

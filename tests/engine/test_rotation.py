@@ -120,7 +120,7 @@ async def test_what_no_key_opens_is_told_by_its_key(make, caplog):
 @pytest.mark.parametrize("times", [1, 9])
 async def test_what_changes_meanwhile_is_walked_over_again(make, monkeypatch, caplog, times):
     await make(OLD).enqueue(pay, "first", resource_key="bank/1")
-    real, left = seals.reseal, list(range(times))
+    real, left = seals.reseal_payload, list(range(times))
 
     def reseal(c, d, ring, row):
         if left:  # an edit by a process that has the old key in front comes between
@@ -128,7 +128,7 @@ async def test_what_changes_meanwhile_is_walked_over_again(make, monkeypatch, ca
             assert secrets.write_sealed(c, d, row, text)
         return real(c, d, ring, row)
 
-    monkeypatch.setattr(seals, "reseal", reseal)
+    monkeypatch.setattr(seals, "reseal_payload", reseal)
     assert await make(KEY, OLD).connections.rotate_secrets() == (1 if times == 1 else 0)
     assert ("1 sealed payload changed meanwhile: rotate again" in caplog.text) is (times > 1)
     await drain(make(KEY, *([OLD] if times > 1 else [])))

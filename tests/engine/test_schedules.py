@@ -601,7 +601,7 @@ class TestWrongClock:
         finish(app)
         clock.advance(days=-400)
         app = make(hourly()) if is_new else app
-        app.schedules._kept_at -= programs.LOOK.total_seconds()
+        app.schedules._declared_at -= programs.LOOK.total_seconds()
         assert await app.schedules.tick() == 0  # from now on
         clock.advance(hours=1)
         assert await app.schedules.tick() == 1

@@ -197,7 +197,7 @@ async def test_a_refresh_that_ends_after_the_rotation_keeps_the_note(make):
     await app.connections.rotate_secrets()
     now = await app.database.transaction(connections.find, A)
     made = app.grants.accounts.encrypt_renewed(now.grant, old)
-    assert seals.is_noted(app.grants.accounts.decrypt(replace(now.grant, secrets=made.secrets)))
+    assert seals.has_note(app.grants.accounts.decrypt(replace(now.grant, secrets=made.secrets)))
 
 
 async def test_a_consent_on_its_way_cannot_be_made_another_accounts(database_url, idp):

@@ -78,12 +78,12 @@ async def test_whoever_waits_goes_on_although_the_task_that_reads_is_cancelled(
 def test_an_older_revision_is_not_believed_for_a_while(known, time):
     known.learn(facts(5), NOW)
     known.learn(facts(4), NOW)
-    assert known.known["a"].revision == 5
+    assert known.facts["a"].revision == 5
     known.learn(facts(6), NOW)
-    assert known.known["a"].revision == 6
+    assert known.facts["a"].revision == 6
     time.at += 6
     known.learn(facts(0), NOW)  # the row was pruned and made anew
-    assert known.known["a"].revision == 0
+    assert known.facts["a"].revision == 0
 
 
 def test_a_key_that_is_read_all_the_time_believes_a_row_made_anew_after_the_same_while(known, time):
@@ -91,16 +91,16 @@ def test_a_key_that_is_read_all_the_time_believes_a_row_made_anew_after_the_same
     for _ in range(4):
         time.at += 1
         known.learn(facts(0), NOW)
-        assert known.known["a"].revision == 5
+        assert known.facts["a"].revision == 5
     time.at += 1.5
     known.learn(facts(0), NOW)
-    assert known.known["a"].revision == 0
+    assert known.facts["a"].revision == 0
 
 
 def test_own_writes_win_over_reads_that_began_before(known):
     known.put(ResourceFacts("a", revision=7))
     known.learn(facts(6), NOW)
-    assert known.known["a"].revision == 7
+    assert known.facts["a"].revision == 7
 
 
 def test_the_clock_is_the_databases_carried_forward(known, time):
@@ -115,18 +115,18 @@ async def test_memory_is_bounded(known, time, monkeypatch):
     known.learn({f"k{n}": ResourceFacts(f"k{n}") for n in range(50)}, NOW)
     time.at += 100
     known.learn(facts(1), NOW)
-    assert set(known.known) == {"a"}
+    assert set(known.facts) == {"a"}
 
 
 def test_what_others_change_and_nobody_uses_here_takes_no_memory(known):
     known.learn(facts(1), NOW)
     known.forget(["a", *(f"k{n}" for n in range(1000))])
-    assert len(known._at) == 1
+    assert len(known._read_at) == 1
 
 
 async def test_a_fresh_key_is_not_read_again(known, time):
     await known.refresh(["a", "b"])
-    assert set(known.known) == {"a", "b"}
+    assert set(known.facts) == {"a", "b"}
     before = known._task
     await known.refresh(["a"])
     assert known._task is before

@@ -705,14 +705,14 @@ def shares_a_grant(c, d):
         raise Refused from error
 
 
-@act("accounts.seals: _reseal")
+@act("accounts.seals: _reseal_batch")
 def reseals(c, d):
     for grant in grants.lock_next(c, d, None, 10, waits=True):
-        seals.seal_all(c, d, RING, grant.id, noted_before=False)
+        seals.seal_all(c, d, RING, grant.id, was_required=False)
         grants.reseal(c, d, grant.id, "s", "k9")
 
 
-@act("accounts.seals: reseal")
+@act("accounts.seals: reseal_payload")
 def reseals_a_payload(c, d):
     text = sealing.seal(RING, "k", "1")
     ready = d.run(c, "SELECT CAST(payload AS text) FROM {job} WHERE id = :id", {"id": d.id(id_of("ready1"))}).scalar()
@@ -728,8 +728,8 @@ def goes_through_a_consent_page(c, d):
     return engine_connections._end_return(c, d, "p/1", "state")
 
 
-@act("accounts.fuse: _shut", "accounts.fuse: _turn")
+@act("accounts.fuse: _gate_provider", "accounts.fuse: _is_turn")
 def shuts_a_provider(c, d):
-    engine_fuse._shut(c, d, "p", "app_refused")
+    engine_fuse._gate_provider(c, d, "p", "app_refused")
     facts = resources.read(c, d, ["p"])["p"]
-    return engine_fuse._turn(c, d, "p", facts)
+    return engine_fuse._is_turn(c, d, "p", facts)

@@ -98,7 +98,7 @@ def test_an_accepted_application_lifts_no_doubt_of_its_grants(postgres_database,
 
 
 def test_a_refused_application_ends_no_doubt_of_its_grants(meet, auth):
-    meet(set_to("p", SUSPECT_AUTH), lambda c, d: engine_fuse._shut(c, d, "p", APP_REFUSED))
+    meet(set_to("p", SUSPECT_AUTH), lambda c, d: engine_fuse._gate_provider(c, d, "p", APP_REFUSED))
     assert auth("p") == SUSPECT_AUTH
 
 

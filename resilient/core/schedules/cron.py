@@ -187,8 +187,8 @@ def _back(spec: Ticks, now: datetime) -> Iterator[datetime]:
             yield tick
 
 
-def _in_utc(spec: Ticks, local: CronSim, zone: tzinfo, way: int) -> Iterator[datetime]:
-    """Local ticks as moments, strictly ascending (``way`` 1) or descending (-1).
+def _in_utc(spec: Ticks, local: CronSim, zone: tzinfo, direction: int) -> Iterator[datetime]:
+    """Local ticks as moments, strictly ascending (``direction`` 1) or descending (-1).
 
     The library walks naive local time, where it needs to know nothing of zones: its own zone arithmetic
     yields ticks in the past in a repeated hour, and loses some where the shift is half an hour (tried).
@@ -200,13 +200,13 @@ def _in_utc(spec: Ticks, local: CronSim, zone: tzinfo, way: int) -> Iterator[dat
         moments = _moments(tick, zone)
         if fixed:
             moments = moments[:1] or (_gap_end(tick, zone),)
-        for moment in moments[:1] if way > 0 else moments[-1:]:
-            while ahead and (moment - ahead[0]) * way > timedelta(0):
+        for moment in moments[:1] if direction > 0 else moments[-1:]:
+            while ahead and (moment - ahead[0]) * direction > timedelta(0):
                 yield ahead.popleft()
             if moment != last:
                 yield moment
             last = moment
-        ahead.extend(moments[1:] if way > 0 else moments[:-1])
+        ahead.extend(moments[1:] if direction > 0 else moments[:-1])
     yield from ahead
 
 

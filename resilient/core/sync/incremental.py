@@ -157,10 +157,10 @@ class Incremental:
         check_number("Incremental", "life", self.life)
         check_braces("Incremental", "form", self.form, ("cursor",))
         check_paths("Incremental", self, "cursor", "field")
-        made = self.style in ("filter", "key")
-        if made and not self.field:
+        is_from_records = self.style in ("filter", "key")
+        if is_from_records and not self.field:
             raise InvalidInput(f"Incremental(style={self.style!r}) needs field=, which its cursor is made of")
-        if not made and self.style != "conditional" and not self.cursor:
+        if not is_from_records and self.style != "conditional" and not self.cursor:
             raise InvalidInput(f"Incremental(style={self.style!r}) needs cursor=, where its cursor is read")
         places = [name for name in ("query", "body", "header") if getattr(self, name)]
         if len(places) > 1 or (not places and self.style in ("filter", "token", "key", "conditional")):
@@ -168,7 +168,7 @@ class Incremental:
                 f"Incremental(style={self.style!r}): say where its cursor is sent with one of query=, body=, header=,"
                 f" not with {' and '.join(places) or 'none'}"
             )
-        if made and self.source != "items":
+        if is_from_records and self.source != "items":
             raise InvalidInput(
                 f"Incremental(style={self.style!r}, source={self.source!r}): its cursor is made of the 'items'"
             )

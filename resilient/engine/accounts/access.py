@@ -76,10 +76,10 @@ def in_threads(store: CredentialStore | SyncCredentialStore) -> CredentialStore:
     """A store whose plain functions run in threads. Raises `SetupError` for a store without ``load`` or ``save``."""
     if not (callable(getattr(store, "load", None)) and callable(getattr(store, "save", None))):
         raise SetupError(f"credentials={store!r} needs load() and save(): see resilient.CredentialStore")
-    return _Foreign(store)
+    return _ThreadedStore(store)
 
 
-class _Foreign:
+class _ThreadedStore:
     def __init__(self, store: Any) -> None:
         self._store = store
 
@@ -174,18 +174,18 @@ class Accounts:
     def __init__(self, ground: Ground, ring: KeyRing, store: CredentialStore | None) -> None:
         self._ground, self.ring, self.store = ground, ring, store
         self._accounts: dict[str, Account | None] = {}
-        self._looked: dict[str, float] = {}
-        self._ahead = timedelta()  # the database's clock less this host's
+        self._read_at: dict[str, float] = {}
+        self._clock_difference = timedelta()  # the database's clock less this host's
 
     def now(self) -> datetime:
         """The database's time: this host's clock, corrected by the difference at the last read."""
-        return self._ground.now() + self._ahead
+        return self._ground.now() + self._clock_difference
 
     def forget(self, key: str | None = None) -> None:
         """Read the credentials again before their next use: of one account, or of all."""
         if key is None:
-            self._looked.clear()
-        self._looked.pop(key or "", None)
+            self._read_at.clear()
+        self._read_at.pop(key or "", None)
 
     def peek(self, key: str) -> Account | None:
         """An account as it was last read here; None if it never was, or has no connection."""
@@ -203,17 +203,17 @@ class Accounts:
         """An account, whatever its grant's state; None without a connection."""
         at = time.monotonic()
         account = self._accounts.get(key)
-        if at - self._looked.get(key, -1e9) > MAX_AGE:
+        if at - self._read_at.get(key, -1e9) > MAX_AGE:
             account = await self._read(key)
             if len(self._accounts) >= MOST and key not in self._accounts:
                 self._accounts.clear()
-                self._looked.clear()
-            self._accounts[key], self._looked[key] = account, at
+                self._read_at.clear()
+            self._accounts[key], self._read_at[key] = account, at
         return account
 
     async def _read(self, key: str) -> Account | None:
         bound, owners, now = await self._run(_find, key)
-        self._ahead = now - self._ground.now()
+        self._clock_difference = now - self._ground.now()
         external = bound is not None and bound.grant.secrets is None and bound.grant.state in PROBED
         if (bound is None or external) and self.store is not None:
             return await self._read_from_app(key, bound)
@@ -227,7 +227,7 @@ class Accounts:
         return account
 
     async def _read_from_app(self, key: str, bound: Bound | None) -> Account | None:
-        """An account of the app's own table; its row, for lease and state, is inserted when it is first used."""
+        """An account of the app's own table; its row (lease, state) is inserted at its first use."""
         assert self.store is not None  # noqa: S101 - the caller looked
         credentials = await self.store.load(key)
         if credentials is None:
@@ -242,7 +242,7 @@ class Accounts:
         provider = self._provider(bound.resource_key)
         facts = provider.oauth
         values = {**credentials.values, **bound.details}
-        if bound.grant.kind == "oauth2" and _names(provider.oauth):
+        if bound.grant.kind == "oauth2" and _placeholders(provider.oauth):
             provider = provider.filled(**values)
         secret, params = carried(provider, bound.grant.kind, credentials)
         own = provider.headers_for(values)
@@ -289,7 +289,7 @@ class Accounts:
     @frameless
     def encrypt_renewed(self, now: Grant, credentials: Credentials) -> grants.NewSecrets:
         """`encrypt` for the row as it is ``now``: it keeps the row's note that connections are sealed."""
-        return self.encrypt(now.id, seals.noted(credentials) if self.wants_seals(now) else credentials)
+        return self.encrypt(now.id, seals.with_note(credentials) if self.wants_seals(now) else credentials)
 
     def wants_seals(self, grant: Grant) -> bool:
         """Whether connections to a grant must be sealed: if its secrets say so, or if no key here opens them.
@@ -297,7 +297,7 @@ class Accounts:
         Whoever encrypts secrets under a key that is not here yet notes it in them.
         """
         try:
-            return grant.secrets is not None and seals.is_noted(self.decrypt(grant))
+            return grant.secrets is not None and seals.has_note(self.decrypt(grant))
         except SecretsUnreadable:
             return True
 
@@ -337,7 +337,7 @@ def carried(provider: Provider, kind: str, credentials: Credentials) -> tuple[Ma
     raise SetupError(f"provider {provider.name!r} takes no credentials of the kind {kind!r}: it knows {kinds}")
 
 
-def _names(oauth: OAuth2 | None) -> frozenset[str]:
+def _placeholders(oauth: OAuth2 | None) -> frozenset[str]:
     if oauth is None:
         return frozenset()
     return names_in(oauth.authorize_url, oauth.token_url, oauth.refresh_url, oauth.revoke_url)

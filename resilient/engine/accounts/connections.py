@@ -58,7 +58,7 @@ T = TypeVar("T")
 _SHOWN: Final = 5  # accounts in a line of the log
 
 
-class _Erased(ConsentRefused):
+class _AccountErased(ConsentRefused):
     """The account was erased while the code of its consent was exchanged."""
 
 
@@ -211,7 +211,7 @@ class Connections:
         Accounts that share the grant lose it too. Nothing is sent to the provider: see `Connections.disconnect`.
         """
         await self.get(key)
-        return await self._given_up(key) is not None
+        return await self._give_up(key) is not None
 
     @audited("connections disconnect")
     async def disconnect(self, key: str) -> bool:
@@ -223,13 +223,15 @@ class Connections:
         own = None
         if bound.grant.secrets is None and accounts.store is not None:
             own = await self._on_table(accounts.store.load(key))
-        last = await self._given_up(key)
+        last = await self._give_up(key)
         if last is None or last.kind != "oauth2":
             return False
         credentials = own or accounts.decrypt(last)  # a refresh may have ended meanwhile
-        return await self._revoked(key, credentials, last.flow, bound.details)
+        return await self._revoke_at_provider(key, credentials, last.flow, bound.details)
 
-    async def _revoked(self, key: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]) -> bool:
+    async def _revoke_at_provider(
+        self, key: str, credentials: Credentials, flow: str | None, details: Mapping[str, str]
+    ) -> bool:
         """Revoke credentials at the provider if it has an endpoint for that; returns whether it did."""
         oauth = self.oauth_of(key, {**credentials.values, **details})
         secret = tokens.revocable(credentials, flow)
@@ -275,7 +277,7 @@ class Connections:
         Until then these are `suspect`, the provider is gated as ``suspect_auth``, and no customer is told. With
         ``believed=False`` a grant that is refused again before it has worked is dead at once.
         """
-        return self._decided(await self._db.write(None, fuse.release, check(provider), believed=believed))
+        return self._forget_and_count(await self._db.write(None, fuse.release, check(provider), believed=believed))
 
     @audited("connections confirm")
     async def confirm(self, provider: str) -> int:
@@ -283,7 +285,7 @@ class Connections:
 
         Returns the number of dead grants.
         """
-        return self._decided(await self._db.write(None, fuse.confirm, check(provider), self._grants.fuse))
+        return self._forget_and_count(await self._db.write(None, fuse.confirm, check(provider), self._grants.fuse))
 
     @audited("connections rotate_secrets")
     async def rotate_secrets(self) -> int:
@@ -343,22 +345,22 @@ class Connections:
             if self._grants.accounts.store is None:
                 return await self._put(key, "oauth2", credentials, "authorization_code", details, consent=consent.id)
             await self._db.write(None, _end_return, key, consent.id)
-        except _Erased:
+        except _AccountErased:
             if await self._db.read(None, connections.find, key) is None:  # else it might revoke the newer ones, too
                 with contextlib.suppress(ResilientError):
-                    await self._revoked(key, credentials, "authorization_code", details)
+                    await self._revoke_at_provider(key, credentials, "authorization_code", details)
             raise
         return await self._hand_over(key, credentials, details)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _given_up(self, key: str) -> Grant | None:
+    async def _give_up(self, key: str) -> Grant | None:
         """See `store.accounts.connections.give_up`."""
         last: Grant | None = await self._db.write(None, connections.give_up, key)
         self._grants.accounts.forget()
         return last
 
-    def _decided(self, rows: Sequence[Grant]) -> int:
+    def _forget_and_count(self, rows: Sequence[Grant]) -> int:
         self._grants.accounts.forget()
         return len(rows)
 
@@ -418,7 +420,7 @@ class Connections:
         self._ground.foresight.look_at(key)
         carried(provider, kind, credentials)
         await self._check_places(key, kind, credentials.values, details)
-        args = check(key), kind, credentials, flow, sharing.own(details), self._grants
+        args = check(key), kind, credentials, flow, sharing.without_guest_note(details), self._grants
         rest = await self._db.write(None, _put, *args, consent=consent)
         self._grants.accounts.forget()
         if rest:
@@ -468,7 +470,8 @@ def info_of(bound: Bound) -> ConnectionInfo:
     return ConnectionInfo(
         resource_key=bound.resource_key, provider=g.provider, kind=g.kind, state=g.state, state_since=g.state_since,
         grant_id=g.id, version=g.version, expires_at=g.expires_at, refreshed_at=g.refreshed_at, retry_at=g.retry_at,
-        failures=g.failures, last_code=g.last_code, created_at=g.created_at, details=sharing.own(bound.details),
+        failures=g.failures, last_code=g.last_code, created_at=g.created_at,
+        details=sharing.without_guest_note(bound.details),
     )  # fmt: skip
 
 
@@ -478,7 +481,7 @@ def _time(c: Connection, d: Dialect) -> datetime:
 
 def _end_return(c: Connection, d: Dialect, key: str, consent: str) -> None:
     if not connections.end_return(c, d, consent):
-        raise _Erased(f"{key} was erased meanwhile: start again at the consent page")
+        raise _AccountErased(f"{key} was erased meanwhile: start again at the consent page")
 
 
 def _put(
@@ -489,49 +492,49 @@ def _put(
     credentials: Credentials,
     flow: str | None,
     details: Mapping[str, str],
-    of_app: Grants,
+    app_grants: Grants,
     *,
     consent: str = "",
 ) -> list[str]:
     """Write new credentials: into the account's own grant, else into a new one; returns who stays with the old one.
 
-    ``consent``: the row of the return that brought them. Raises `_Erased`.
+    ``consent``: the row of the return that brought them. Raises `_AccountErased`.
     """
     if consent:
         _end_return(c, d, key, consent)
-    accounts, sealable, row = of_app.accounts, seals.noted(credentials), connections.lock(c, d, key)
+    accounts, sealable, row = app_grants.accounts, seals.with_note(credentials), connections.lock(c, d, key)
     old = _untouched(accounts, row)
     rest = [] if old is None else sharing.who_stays(c, d, old)
     details = _details_of(accounts, row, details)
     if old is None or rest:
         id_, now = uuid7(), d.now(c)
         new: NewSecrets = accounts.encrypt(id_, sealable)
-        made = replace(
+        new_grant = replace(
             grants.new(id_, key, kind, now, flow=flow),
             secrets=new.secrets, expires_at=new.expires_at, refresh_at=new.refresh_at,
         )  # fmt: skip
-        grants.insert_if_new(c, d, made, new.key_id)
+        grants.insert_if_new(c, d, new_grant, new.key_id)
         seal = seals.seal(accounts.ring, key, id_, details)
         if row is not None:  # something else has changed that row, or others stay with its grant
             connections.bind(c, d, key, id_, details, "ok", seal=seal)
             grants.gate(c, d, id_, "ok")
         elif not connections.bind_if_new(c, d, key, id_, details, seal=seal):
             grants.delete(c, d, id_)  # somebody else connected the account at the same moment, and has committed
-            return _put(c, d, key, kind, credentials, flow, details, of_app)
+            return _put(c, d, key, kind, credentials, flow, details, app_grants)
     else:
         id_ = old.grant.id
         before = _wants_seals(accounts, old.grant)
         grants.authorise(c, d, id_, accounts.encrypt(id_, sealable), kind=kind, flow=flow)
         connections.bind(c, d, key, id_, details, "ok", seal=seals.seal(accounts.ring, key, id_, details))
-        seals.seal_all(c, d, accounts.ring, id_, noted_before=before)
-    _welcome(c, d, of_app, row, grants.keys_of(c, d, id_))
+        seals.seal_all(c, d, accounts.ring, id_, was_required=before)
+    _withdraw_notices(c, d, app_grants, row, grants.keys_of(c, d, id_))
     return rest
 
 
-def _welcome(c: Connection, d: Dialect, of_app: Grants, before: Bound | None, keys: Sequence[str]) -> None:
-    """Accounts have credentials again: nobody need be told any more that theirs, ``before``, were dead."""
+def _withdraw_notices(c: Connection, d: Dialect, app_grants: Grants, before: Bound | None, keys: Sequence[str]) -> None:
+    """Withdraw the notices that the credentials of accounts (``before``) were dead: they have new ones."""
     if before is not None and before.grant.state not in tokens.USABLE:
-        of_app.fuse.hush(c, d, before.grant.provider, keys)
+        app_grants.fuse.hush(c, d, before.grant.provider, keys)
 
 
 def _hand_over(c: Connection, d: Dialect, key: str, kind: str, details: Mapping[str, str], accounts: Accounts) -> None:
@@ -558,11 +561,11 @@ def _untouched(accounts: Accounts, bound: Bound | None) -> Bound | None:
 def _details_of(accounts: Accounts, before: Bound | None, details: Mapping[str, str]) -> dict[str, str]:
     """The details that are given now; those that were given before if there are no new."""
     untouched = None if details else _untouched(accounts, before)
-    return sharing.own(details if untouched is None else untouched.details)
+    return sharing.without_guest_note(details if untouched is None else untouched.details)
 
 
-def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], of_app: Grants) -> None:
-    accounts, locked = of_app.accounts, connections.lock_all(c, d, {key, other})
+def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str, str], app_grants: Grants) -> None:
+    accounts, locked = app_grants.accounts, connections.lock_all(c, d, {key, other})
     source, before = locked.get(other), locked.get(key)
     if source is None:
         raise ConnectionNotFound(f"{other} has no connection whose grant {key} could share")
@@ -578,7 +581,7 @@ def _share(c: Connection, d: Dialect, key: str, other: str, details: Mapping[str
     if before is not None and not is_same:
         grants.delete_if_unused(c, d, before.grant.id)
         if auth == "ok":
-            _welcome(c, d, of_app, before, [key])
+            _withdraw_notices(c, d, app_grants, before, [key])
 
 
 def _check_sendable(key: str, **values: str) -> None:

@@ -106,7 +106,7 @@ class Consent:
         """Exchange the code of a callback. Raises `ConsentRefused`. The state can be used once, also if that fails."""
         from resilient.wire.oauth.endpoints import callback_error  # noqa: PLC0415 - httpx: only where something is sent
 
-        key, expected, now = await self._arrived(parameters.get("state") or "")
+        key, expected, now = await self._use_state(parameters.get("state") or "")
         if not hmac.compare_digest(expected.bound, _hashed(bound_to)):
             raise ConsentRefused("this callback belongs to another browser or another user: start again from your own")
         oauth = oauth_of(self._ground.providers, key, expected.details)
@@ -117,10 +117,10 @@ class Consent:
         code = parameters["code"]
         if len(code) > CALLBACK_CODE.value or not (code.isascii() and code.isprintable()):  # RFC 6749, A.11
             raise ConsentRefused(f"{key}: the callback's code is none: start again at the consent page")
-        kept = _kept(self._ground.providers[key.partition("/")[0]], key, parameters, expected.details)
+        values = _callback_values(self._ground.providers[key.partition("/")[0]], key, parameters, expected.details)
         answer = await self._exchange(key.partition("/")[0], oauth, code, expected, now)
-        made = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
-        if made is None:
+        credentials = None if answer.failure is not None else tokens.merge(Credentials(), answer.body, oauth, now)
+        if credentials is None:
             reason = "no token" if answer.failure is None else answer.failure.code
             raise ConsentRefused(f"{key}: the provider gave no token for the code ({reason}): start again")
         name = key.partition("/")[0]
@@ -128,10 +128,10 @@ class Consent:
         if facts is not None and not facts.at_tenants:
             await self._db.write(None, fuse.note_accepted, name)
         uri = {"redirect_uri": expected.uri} if oauth.refresh_redirect else {}
-        made = replace(made, values={**made.values, **kept, **uri})
-        return Granted(key, made, {**expected.details, **kept}, expected.note, _hashed(parameters["state"]))
+        credentials = replace(credentials, values={**credentials.values, **values, **uri})
+        return Granted(key, credentials, {**expected.details, **values}, expected.note, _hashed(parameters["state"]))
 
-    async def _arrived(self, state: str) -> tuple[str, _Expected, datetime]:
+    async def _use_state(self, state: str) -> tuple[str, _Expected, datetime]:
         """The account of a callback, what it must fit, and the database's time; the state is used up."""
         ring, unexpected = self._grants.accounts.ring, "this callback is not expected (any more)"
         if len(state) > _LONGEST_STATE or not ring.is_signed(state):
@@ -156,29 +156,31 @@ class Consent:
         return await self._grants.client_of(provider).exchange(oauth, code, verifier, expected.uri, now)
 
 
-def _kept(provider: Provider, key: str, parameters: Mapping[str, str], details: Mapping[str, str]) -> dict[str, str]:
+def _callback_values(
+    provider: Provider, key: str, parameters: Mapping[str, str], details: Mapping[str, str]
+) -> dict[str, str]:
     """What a callback says of the account, and requests to it will carry. Raises `ConsentRefused`.
 
     It came through a browser, whose person may have written it: it is short and printable, and fits its place.
     """
     names = () if provider.oauth is None else provider.oauth.keep_callback
-    kept = {name: parameters[name] for name in names if parameters.get(name)}
-    for name, value in kept.items():
+    values = {name: parameters[name] for name in names if parameters.get(name)}
+    for name, value in values.items():
         if len(value) > CALLBACK_VALUE.value or not value.isprintable():
             raise ConsentRefused(
                 f"{key}: the callback's {name} is too long, or not printable: start again at the consent page"
             )
-    if not kept:
+    if not values:
         return {}
     _require_places(provider, details)  # what the program itself gave
     try:
-        _require_places(provider, {**details, **kept})
+        _require_places(provider, {**details, **values})
     except InvalidInput:
         raise ConsentRefused(
-            f"{key}: the callback's {' and '.join(kept)} cannot be part of an address or a header: start again at the"
+            f"{key}: the callback's {' and '.join(values)} cannot be part of an address or a header: start again at the"
             " consent page"
         ) from None
-    return kept
+    return values
 
 
 def _require_places(provider: Provider, values: Mapping[str, str]) -> None:

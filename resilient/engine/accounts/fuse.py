@@ -115,7 +115,7 @@ class Fuse:
             findings = [of_credentials(key, grant.state.value, grant.state_since) for key, grant in accounts]
             alerts.record(c, d, findings, d.now(c), lasting=True)
         if self._kind is not None:
-            queue.write(c, d, [self._ordered(self._kind, key, grant) for key, grant in accounts])
+            queue.write(c, d, [self._notice_job(self._kind, key, grant) for key, grant in accounts])
 
     def hush(self, c: Connection, d: Dialect, provider: str, keys: Sequence[str]) -> None:
         """See `store.accounts.fuse.DeathListener`; alerts are withdrawn by the store."""
@@ -128,14 +128,14 @@ class Fuse:
             while not sweep.step(c, d):
                 pass
 
-    def _ordered(self, kind: Kind[Any], key: str, grant: Grant) -> JobRequest:
-        lost = NeedsReauth(resource_key=key, provider=grant.provider, code=grant.last_code, at=grant.state_since)
-        return self._ground.encoder.encode(kind, lost, notices_of(grant.provider), delay=FIRST, tags={_ACCOUNT: key})
+    def _notice_job(self, kind: Kind[Any], key: str, grant: Grant) -> JobRequest:
+        notice = NeedsReauth(resource_key=key, provider=grant.provider, code=grant.last_code, at=grant.state_since)
+        return self._ground.encoder.encode(kind, notice, notices_of(grant.provider), delay=FIRST, tags={_ACCOUNT: key})
 
     async def app_refused(self, provider: str, code: str | None) -> None:
         """Gate a provider that refuses the application itself: its accounts wait for the operator, no grant is dead."""
         log.error("%s refuses this app (%s): check client_id and client_secret", provider, code)
-        since = await self._run(_shut, provider, APP_REFUSED)
+        since = await self._run(_gate_provider, provider, APP_REFUSED)
         self._alerts.add(of_credentials(provider, APP_REFUSED, since))
 
     # -- doubts ----------------------------------------------------------------------------------------------
@@ -146,12 +146,12 @@ class Fuse:
         rows = await self._run(resources.read, names) if names else {}
         for name, facts in rows.items():
             try:
-                if facts.auth in SHUT and await self._run(_turn, name, facts):
+                if facts.auth in SHUT and await self._run(_is_turn, name, facts):
                     await self._probe_provider(name, facts)
             except DatabaseUnreachable:
                 raise
             except Exception as error:  # noqa: BLE001 - one provider's keeps no other waiting; the next round probes again
-                log.warning("cannot find out whether %s is well again (%s)", name, _shown(error))
+                log.warning("cannot find out whether %s is well again (%s)", name, _log_text(error))
 
     async def _probe_provider(self, provider: str, facts: ResourceFacts) -> None:
         """Probe once; see the top of this file for what the answers mean."""
@@ -203,7 +203,7 @@ class Fuse:
         except DatabaseUnreachable:
             raise
         except Exception as error:  # noqa: BLE001 - raised if every account has one
-            log.warning("cannot probe grant %s (%s)", id_, _shown(error))
+            log.warning("cannot probe grant %s (%s)", id_, _log_text(error))
             return error
 
     async def _run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -217,12 +217,12 @@ def _require_some(answers: Sequence[bool | Exception | None]) -> None:
         raise errors[0]
 
 
-def _shown(error: Exception) -> object:
+def _log_text(error: Exception) -> object:
     """What a log may say of it: the text of the program's own errors may hold secrets."""
     return error if isinstance(error, ResilientError) else type(error).__name__
 
 
-def _shut(c: Connection, d: Dialect, provider: str, auth: str) -> datetime:
+def _gate_provider(c: Connection, d: Dialect, provider: str, auth: str) -> datetime:
     if gates.lock_auth(c, d, provider) not in SHUT:
         gates.set_auth(c, d, provider, auth)
     return d.now(c)
@@ -234,7 +234,7 @@ def _is_over(c: Connection, d: Dialect, provider: str) -> bool:
     return is_over(now - (facts.auth_since or now), probed=store.can_be_asked(c, d, provider))
 
 
-def _turn(c: Connection, d: Dialect, provider: str, facts: ResourceFacts) -> bool:
+def _is_turn(c: Connection, d: Dialect, provider: str, facts: ResourceFacts) -> bool:
     """Whether this worker is to probe the provider now."""
     now = d.now(c)
     shut_for = now - (facts.auth_since or now)

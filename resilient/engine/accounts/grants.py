@@ -92,12 +92,12 @@ PATIENCE: Final = 1.0  # seconds for which a job waits in its slot; then its acc
 POLL: Final = 0.1
 LOOK: Final = 5.0  # seconds of a look for accounts that lacked something, and for one of them at most
 FRESH: Final = 60.0  # seconds; a token this young that is refused will not get better by another refresh
-NOTED: Final = timedelta(hours=1)  # how often it is written down that credentials work
+NOTED: Final = timedelta(hours=1)  # between two notes that credentials work
 WARN_AT: Final = 3  # unexplained refusals in a row, at which the log warns
 _NO_TOKEN: Final = Failure(FailureKind.TRANSIENT, code="no_token", provider_wide=True)
 
 
-class _Died(ResourceStopped):
+class _GrantDied(ResourceStopped):
     """The provider answered this refresh with a refusal for good."""
 
 
@@ -116,8 +116,8 @@ class Grants:
         self.fuse = Fuse(ground, alerts, self.accounts, self.probe, on_needs_reauth)
         self._application = Application(ground, self.fuse)
         self._endpoints = TokenEndpoints(ground, alerts.note_breaker)
-        self._bad, self._refreshes = RefusedCredentials(), RefreshTasks()
-        self._looked: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
+        self._refused_credentials, self._refreshes = RefusedCredentials(), RefreshTasks()
+        self._last_looked_at: dict[str, str] = {}  # by what accounts lack: the last one that was looked at again
         self._roll = random.random  # of the module: a forked child has other dice than its siblings
 
     def client_of(self, provider: str) -> TokenClient:
@@ -142,16 +142,16 @@ class Grants:
         if account.has_ended(self.accounts.now()):
             await self._mark_dead(account, "no_refresh_token", certain=True)
             raise ResourceStopped(key, "auth")
-        bad = self._bad.has(key, account.access)
+        bad = self._refused_credentials.has(key, account.access)
         if account.oauth is not None and (bad or tokens.needs_refresh(account.credentials, self.accounts.now())):
             try:
-                account = await self._renewed(account, refused=bad, patience=patience)
+                account = await self._refresh_once(account, refused=bad, patience=patience)
             except ResourceStopped as stopped:
                 if bad or tokens.is_expired(account.credentials, self.accounts.now()):
-                    account = await self._parked(account, stopped, waits=patience is not None)
+                    account = await self._park(account, stopped, waits=patience is not None)
         return account.access
 
-    async def _parked(self, account: Account, stopped: ResourceStopped, *, waits: bool) -> Account:
+    async def _park(self, account: Account, stopped: ResourceStopped, *, waits: bool) -> Account:
         """The account with a token that came meanwhile; else its jobs are parked. Raises `ResourceStopped`.
 
         ``waits``: the caller is a job.
@@ -162,7 +162,7 @@ class Grants:
         until = await self._run(grants.park, account.bound.grant.id)
         if until is not None:
             raise ResourceStopped(key, "auth", until)
-        newer = await self._again(key)
+        newer = await self._reload(key)
         if newer.access.issue != account.access.issue:
             return newer
         if stopped.until is None:  # its lease has just ended: the next look is soon enough
@@ -187,7 +187,7 @@ class Grants:
                 code="no_account",
             )
         self.accounts.forget(key)
-        if await self._run(connections.shut_unconnected, key, tell=self._tells):
+        if await self._run(connections.shut_unconnected, key, tell=self._wants_alert):
             log.warning("%s is not connected, its jobs wait: `resilient connect %s %s`", key, facts.name, key)
             self._alerts.soon()
         raise ResourceStopped(key, "auth")
@@ -210,28 +210,30 @@ class Grants:
                 raise ResourceStopped(key, GATE) from error
             if bound is not None:
                 log.warning("%s waits: %s", key, error)
-                await self._run(connections.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=self._tells)
+                await self._run(
+                    connections.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=self._wants_alert
+                )
                 self._alerts.soon()
             raise ResourceStopped(key, "auth") from error
 
     @property
-    def _tells(self) -> bool:
+    def _wants_alert(self) -> bool:
         return self._alerts.config.wants("needs_reauth")
 
     async def keep_house(self) -> None:
         """Open the gates of accounts that have credentials now, or whose secrets can be decrypted now."""
         for auth in (UNREADABLE, NOT_CONNECTED) if self._store is not None else (UNREADABLE,):
-            await self._look_again(auth, time.monotonic() + LOOK)
+            await self._reopen_gates(auth, time.monotonic() + LOOK)
 
-    async def _look_again(self, auth: str, until: float) -> None:
+    async def _reopen_gates(self, auth: str, until: float) -> None:
         """Look at one account at least, then until the time is up, on from where the last look ended."""
-        while keys := await self._run(connections.shut, auth, self._looked.get(auth, ""), 50):
+        while keys := await self._run(connections.shut, auth, self._last_looked_at.get(auth, ""), 50):
             for key in keys:
-                self._looked[auth] = key
+                self._last_looked_at[auth] = key
                 await self._open_if_complete(key, auth)
                 if time.monotonic() > until:
                     return
-        self._looked[auth] = ""
+        self._last_looked_at[auth] = ""
 
     async def _open_if_complete(self, key: str, auth: str) -> None:
         self.accounts.forget(key)
@@ -271,9 +273,9 @@ class Grants:
         if account is None or account.oauth is None:
             return False
         if account.access.issue == access.issue:
-            self._bad.note(key, access)
+            self._refused_credentials.note(key, access)
             try:
-                account = await self._renewed(account, refused=True, patience=patience)
+                account = await self._refresh_once(account, refused=True, patience=patience)
             except ResourceStopped as stopped:
                 if stopped.gate == "cooldown" and patience is not None:
                     await self._run(grants.park, account.bound.grant.id)
@@ -286,8 +288,8 @@ class Grants:
         account = await self.accounts.load_usable(key)
         if account is None or account.access.issue != access.issue:
             return
-        if self._bad.has(key, access):
-            if patience is not None:  # the answer is nobody's: the job is for the newer credentials
+        if self._refused_credentials.has(key, access):
+            if patience is not None:  # the job runs again with the newer credentials
                 raise ResourceStopped(key, "auth")
             return
         at = account.bound.grant.refreshed_at
@@ -321,12 +323,12 @@ class Grants:
         account = await self.accounts.load(key)
         if account is None or account.oauth is None or account.bound.grant.state not in PROBED:
             return await self.access(key)
-        await self._refreshes.run_alone(self._probed(account))
-        return (await self._again(key)).access
+        await self._refreshes.run_alone(self._probe_now(account))
+        return (await self._reload(key)).access
 
     # -- refreshing ------------------------------------------------------------------------------------------
 
-    async def _renewed(self, account: Account, *, refused: bool, patience: float | None = None) -> Account:
+    async def _refresh_once(self, account: Account, *, refused: bool, patience: float | None = None) -> Account:
         """The account, refreshed: once at a time for each grant in this process. Raises `ResourceStopped`.
 
         Another account of the same grant may have begun the refresh: what stops that one alone stops no other.
@@ -340,7 +342,7 @@ class Grants:
             raise ResourceStopped(key, stopped.gate, stopped.until) from None
         if not has_ended:
             raise ResourceStopped(account.endpoint, "cooldown")
-        return await self._again(key)
+        return await self._reload(key)
 
     async def probe(self, key: str) -> bool | None:
         """Refresh an account, whatever the gates say; returns whether its grant lives.
@@ -352,56 +354,56 @@ class Grants:
         if account is None or account.oauth is None:
             return None
         try:
-            await self._refreshes.run_alone(self._probed(account))
-        except _Died:
+            await self._refreshes.run_alone(self._probe_now(account))
+        except _GrantDied:
             return False
         except ResourceStopped:
             return None
         return True
 
-    async def _probed(self, account: Account) -> None:
+    async def _probe_now(self, account: Account) -> None:
         """Refresh now. Raises `ResourceStopped`, also if another process is refreshing the grant."""
         key, grant, since = account.bound.resource_key, account.bound.grant, leases.clock()
-        begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
-        if begun is None:
+        lease: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=False, probe=True)
+        if lease is None:
             raise ResourceStopped(key, "auth")
-        if not begun.may_send:
-            raise ResourceStopped(account.endpoint, "cooldown", begun.grant.lease_until)
-        await self._send(account, begun, since)
+        if not lease.may_send:
+            raise ResourceStopped(account.endpoint, "cooldown", lease.grant.lease_until)
+        await self._send(account, lease, since)
 
     async def _refresh(self, account: Account, *, refused: bool) -> None:
         """Take the lease and send, or wait for the process that has it. Raises `ResourceStopped`."""
         grant, endpoint = account.bound.grant, account.endpoint
         await self._endpoints.check(endpoint)
-        room, patience, pause = await self._endpoints.room(endpoint), time.monotonic() + LONGEST, POLL
+        semaphore, patience, pause = await self._endpoints.semaphore(endpoint), time.monotonic() + LONGEST, POLL
         while True:
-            async with room:
+            async with semaphore:
                 since = leases.clock()
-                begun: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
-                if begun is not None and begun.may_send:
-                    return await self._send(account, begun, since)
-            self._require_hope(account, begun, refused=refused, last=time.monotonic() > patience)
-            if begun is None or begun.grant.version != grant.version or begun.grant.state not in USABLE:
+                lease: Lease | None = await self._run(grants.begin, grant.id, grant.version, LEASE, refused=refused)
+                if lease is not None and lease.may_send:
+                    return await self._send(account, lease, since)
+            self._require_progress(account, lease, refused=refused, last=time.monotonic() > patience)
+            if lease is None or lease.grant.version != grant.version or lease.grant.state not in USABLE:
                 return None
             await asyncio.sleep(pause * (0.5 + self._roll()))
             pause = min(1.2 * pause, 10 * POLL)
 
-    def _require_hope(self, account: Account, begun: Lease | None, *, refused: bool, last: bool) -> None:
+    def _require_progress(self, account: Account, lease: Lease | None, *, refused: bool, last: bool) -> None:
         """Raise `ResourceStopped` if waiting for another process can bring no newer token."""
         key, endpoint = account.bound.resource_key, account.endpoint
-        if begun is None:
+        if lease is None:
             raise ResourceStopped(key, "auth")
-        if begun.shut:
+        if lease.shut:
             raise ResourceStopped(account.provider.name, "auth")
-        now, waits = begun.grant, begun.grant.retry_at
+        now, waits = lease.grant, lease.grant.retry_at
         if now.version != account.bound.grant.version or now.state not in USABLE:
             return
-        if waits is not None and waits > begun.now:
+        if waits is not None and waits > lease.now:
             raise ResourceStopped(endpoint, "cooldown", waits)
-        if last or (not refused and not tokens.is_expired(account.credentials, begun.now)):
-            raise ResourceStopped(endpoint, "cooldown", now.lease_until)  # the old one does meanwhile
+        if last or (not refused and not tokens.is_expired(account.credentials, lease.now)):
+            raise ResourceStopped(endpoint, "cooldown", now.lease_until)  # until then the old token is used
 
-    async def _again(self, key: str) -> Account:
+    async def _reload(self, key: str) -> Account:
         """The account as the process that refreshed it has written it. Raises `ResourceStopped`."""
         self.accounts.forget(key)
         account = await self.accounts.load_usable(key)
@@ -409,12 +411,12 @@ class Grants:
             raise ResourceStopped(key, "auth")
         return account
 
-    async def _send(self, account: Account, begun: Lease, since: float) -> None:
-        """Refresh under the lease, taken after ``since``, and commit. Raises `ResourceStopped` if it is lost."""
-        key, oauth, grant = account.bound.resource_key, account.oauth, begun.grant
+    async def _send(self, account: Account, lease: Lease, since: float) -> None:
+        """Refresh under the lease, which was taken after ``since``; raises `ResourceStopped` if the lease is lost."""
+        key, oauth, grant = account.bound.resource_key, account.oauth, lease.grant
         assert oauth is not None  # noqa: S101 - callers looked
         own, permit = grant.secrets is not None, None
-        async with self._kept_up(grant):
+        async with self._lease_kept(grant):
             try:
                 store = None if own else self._store
                 credentials = self.accounts.decrypt(grant) if store is None else await store.load(key)
@@ -427,7 +429,7 @@ class Grants:
                 await self._run(grants.let_go, grant)
                 return None
             look = partial(self._require_lease, account.endpoint, grant, since)
-            return await self._sent(account, oauth, credentials, permit, begun, look, own=own)
+            return await self._exchange(account, oauth, credentials, permit, lease, look, own=own)
 
     async def _require_lease(self, endpoint: str, grant: Grant, since: float) -> None:
         """Raise `ResourceStopped` if another may have refreshed: a token sent twice may end all those of its consent.
@@ -442,7 +444,7 @@ class Grants:
                 raise ResourceStopped(endpoint, "cooldown")
 
     @contextlib.asynccontextmanager
-    async def _kept_up(self, grant: Grant) -> AsyncIterator[None]:
+    async def _lease_kept(self, grant: Grant) -> AsyncIterator[None]:
         """Renew the grant's lease for as long as the block runs."""
         over = asyncio.Event()
 
@@ -462,30 +464,30 @@ class Grants:
             over.set()
             await task
 
-    async def _sent(
-        self, account: Account, oauth: OAuth2, credentials: Credentials, permit: GatePermit, begun: Lease, look: Look,
+    async def _exchange(
+        self, account: Account, oauth: OAuth2, credentials: Credentials, permit: GatePermit, lease: Lease, look: Look,
         *, own: bool,
     ) -> None:  # fmt: skip
         """Send the refresh and write its outcome."""
-        key, grant = account.bound.resource_key, begun.grant
+        key, grant = account.bound.resource_key, lease.grant
         try:
             await look()
-            answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now, look))
-            older = tokens.replay(credentials, begun.now)
+            answer = await self._endpoints.trace(key, self._ask(oauth, grant, credentials, lease.now, look))
+            older = tokens.replay(credentials, lease.now)
             if older and answer.failure and tokens.refresh_failure(answer.failure) is RefreshFailure.DEAD:
                 credentials = replace(credentials, refresh_token=older)
-                answer = await self._endpoints.watched(key, self._ask(oauth, grant, credentials, begun.now, look))
-        except (SetupError, ResourceStopped):  # nothing was sent: a key that is none, a lease that is lost
+                answer = await self._endpoints.trace(key, self._ask(oauth, grant, credentials, lease.now, look))
+        except (SetupError, ResourceStopped):  # nothing was sent: an invalid key, a lost lease
             await self._endpoints.unsent(permit)
             await self._run(grants.let_go, grant)
             raise
         if answer.failure is None or not account.has_own_endpoint or await self._run(grants.keep_up, grant, LEASE):
             await self._endpoints.answered(permit, answer.failure)
-        else:  # overtaken, or its account was erased, and this endpoint with it
+        else:  # another refresh has the lease, or the account and its endpoint were erased
             await self._endpoints.unsent(permit)
-        fresh = None if answer.failure is not None else tokens.merge(credentials, answer.body, oauth, begun.now)
+        fresh = None if answer.failure is not None else tokens.merge(credentials, answer.body, oauth, lease.now)
         if fresh is None:
-            await self._failed(account, grant, answer.failure or _NO_TOKEN)
+            await self._settle_failure(account, grant, answer.failure or _NO_TOKEN)
             return
         if grant.flow == "jwt_bearer":  # its key is what stays
             fresh = replace(fresh, refresh_token=credentials.refresh_token, previous="", previous_until=None)
@@ -507,7 +509,7 @@ class Grants:
         until, cancelled = time.monotonic() + COMMITTING, None
         while True:
             try:
-                if await self._stored(account, oauth, grant, old, fresh, own=own, last=time.monotonic() > until):
+                if await self._store_new(account, oauth, grant, old, fresh, own=own, last=time.monotonic() > until):
                     break
                 await asyncio.sleep(spread_upwards(1.0, self._roll()))
             except asyncio.CancelledError as error:  # as at the end of a loop, which waits for those it cancels
@@ -517,7 +519,7 @@ class Grants:
         if cancelled is not None:
             raise cancelled
 
-    async def _stored(
+    async def _store_new(
         self, account: Account, oauth: OAuth2, grant: Grant, old: Credentials, fresh: Credentials, *, own: bool,
         last: bool,
     ) -> bool:  # fmt: skip
@@ -530,30 +532,30 @@ class Grants:
             else:
                 await self._run(grants.let_go, grant)
                 return True
-            won = await self._run(grants.renew_if_held, grant, new)
+            is_ours = await self._run(grants.renew_if_held, grant, new)
         except Exception as error:
             if last:
                 raise
             if not isinstance(error, DatabaseUnreachable):
                 log.warning("a new token of %s could not be stored (%s): it is tried again", key, type(error).__name__)
             return False
-        if won:
+        if is_ours:
             log.info("the token of %s was refreshed (version %d)", key, grant.version + 1)
             await self._application.note_accepted(key.partition("/")[0])
-        if not won:
+        if not is_ours:
             await revoke_if_unwanted(self._endpoints, self._ground, account, oauth, grant, old, fresh)
         return True
 
-    async def _failed(self, account: Account, grant: Grant, failure: Failure) -> None:
+    async def _settle_failure(self, account: Account, grant: Grant, failure: Failure) -> None:
         """Write what a failed refresh means. Raises `ResourceStopped` unless another process refreshed the grant."""
         key, name, endpoint = account.bound.resource_key, account.provider.name, account.endpoint
         kind, now = tokens.refresh_failure(failure), self.accounts.now()
         if kind is RefreshFailure.DEAD and not self._application.is_tenant_owned(account):
             await self._application.note_accepted(name)
         unexplained = kind in (RefreshFailure.UNEXPLAINED, RefreshFailure.MISCONFIGURED)
-        hopeless = unexplained and tokens.is_hopeless(grant.refusals + 1, grant.refused_since, now)
-        if kind is RefreshFailure.DEAD or hopeless:
-            return await self._died(key, name, grant, failure)
+        is_hopeless = unexplained and tokens.is_hopeless(grant.refusals + 1, grant.refused_since, now)
+        if kind is RefreshFailure.DEAD or is_hopeless:
+            return await self._settle_death(key, name, grant, failure)
         retry_at = now + timedelta(seconds=tokens.delay(grant.failures + 1, self._roll()))
         if kind is RefreshFailure.THROTTLED:
             most = float(bounds.TOLD_WAIT.value)
@@ -574,14 +576,14 @@ class Grants:
             raise ResourceStopped(name, "auth")
         raise ResourceStopped(key if unexplained else endpoint, "cooldown", retry_at)
 
-    async def _died(self, key: str, provider: str, grant: Grant, failure: Failure) -> None:
+    async def _settle_death(self, key: str, provider: str, grant: Grant, failure: Failure) -> None:
         death = await self.fuse.died(grant, failure.code)
         self.accounts.forget(key)
         if not death.died:
             return
         log.warning("the token of %s could not be refreshed: dead (%s)", key, failure.code)
         doubted = death.grant is not None and death.grant.state is GrantState.SUSPECT
-        raise _Died(provider if doubted else key, "auth")
+        raise _GrantDied(provider if doubted else key, "auth")
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The refreshes that are under way in this process. Each goes on to its end, also if its callers are cancelled.
 
-A refresh uses up a refresh token, so it must not be broken off. It is a task of its own (a task). An app may be used
-from several event loops, one after the other; only the loop that a task began in can wait for it.
+A refresh uses up a refresh token, so it must not be broken off: it is a task of its own. An app may be used from
+several event loops, one after the other; only the loop that a task began in can wait for it.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 
 class RefreshTasks:
-    """The refreshes that one process has under way."""
+    """The refresh tasks of one process."""
 
     def __init__(self) -> None:
         self._tasks: set[RefreshTask] = set()
         self._by_grant: dict[tuple[asyncio.AbstractEventLoop, UUID], RefreshTask] = {}
 
     async def join(self, id_: UUID, refresh: Callable[[], Refresh], patience: float | None) -> bool:
-        """Wait for the task of a grant, and start it if there is none.
+        """Wait for a grant's refresh, and start it if there is none.
 
         Returns False if it has not ended after ``patience`` seconds.
         """
-        place = asyncio.get_running_loop(), id_
-        task = self._by_grant.get(place)
+        id_in_loop = asyncio.get_running_loop(), id_
+        task = self._by_grant.get(id_in_loop)
         if task is None:
-            task = self._by_grant[place] = self._start(refresh())
-            task.add_done_callback(lambda _: self._by_grant.pop(place))
+            task = self._by_grant[id_in_loop] = self._start(refresh())
+            task.add_done_callback(lambda _: self._by_grant.pop(id_in_loop))
         done, _ = await asyncio.wait({task}, timeout=patience)
         if done:
             task.result()
         return bool(done)
 
     async def run_alone(self, refresh: Refresh) -> None:
-        """Start a task that nobody else joins, and wait for it."""
+        """Start a refresh that nobody else joins, and wait for it."""
         task = self._start(refresh)
         await asyncio.wait({task})
         task.result()
 
     async def wait_all(self) -> None:
-        """Wait for all tasks of this loop. A caller that is cancelled breaks none of them off."""
+        """Wait for all refreshes of this loop. A cancelled caller cancels none of them."""
         loop = asyncio.get_running_loop()
         while under_way := [one for one in self._tasks if one.get_loop() is loop]:
             await asyncio.wait(under_way)

@@ -5,8 +5,8 @@ its token is sent to, stand in another row. Somebody who can write the database,
 customer's grant to another account, or have a token sent to a host of their choice. So key, grant and details are
 signed by the key ring.
 
-Such a person could also empty the column of the seal. So that a seal is required is noted within the encrypted secrets
-(`SEALED`); older code keeps that note. Grants that older code wrote lack it: their connections are used without a seal
+Such a person could also empty the column of the seal. So the encrypted secrets have a note (`SEALED`) that a seal is
+required; older code keeps that note. Grants that older code wrote lack it: their connections are used without a seal
 until they are connected again, or until `resilient secrets rotate` seals them as they are then. An old copy of such
 secrets opens as long as their key is in the ring: a new key, and the removal of the old one, end that.
 """
@@ -44,12 +44,12 @@ SEALED: Final = "resilient:sealed"  # among a grant's encrypted values; no place
 _PURPOSE: Final = "resilient_connection"
 
 
-def noted(credentials: Credentials) -> Credentials:
+def with_note(credentials: Credentials) -> Credentials:
     """The credentials with the note that connections to them are sealed."""
     return replace(credentials, values={**credentials.values, SEALED: "1"})
 
 
-def is_noted(credentials: Credentials) -> bool:
+def has_note(credentials: Credentials) -> bool:
     """Whether connections to these credentials must be sealed."""
     return SEALED in credentials.values
 
@@ -67,7 +67,7 @@ def fits(ring: KeyRing, bound: Bound) -> bool:
 
 def require(ring: KeyRing, bound: Bound, credentials: Credentials) -> None:
     """Raise `SecretsUnreadable` for a connection whose row something else has changed."""
-    if not ring or not _must_fit(bound, noted=is_noted(credentials)) or fits(ring, bound):
+    if not ring or not _needs_seal(bound, is_required=has_note(credentials)) or fits(ring, bound):
         return
     raise SecretsUnreadable(
         f"the connection of {bound.resource_key} does not fit its seal: its grant or its details were changed in the"
@@ -76,28 +76,28 @@ def require(ring: KeyRing, bound: Bound, credentials: Credentials) -> None:
     )
 
 
-def seal_all(c: Connection, d: Dialect, ring: KeyRing, grant_id: UUID, *, noted_before: bool) -> list[str]:
+def seal_all(c: Connection, d: Dialect, ring: KeyRing, grant_id: UUID, *, was_required: bool) -> list[str]:
     """Sign the connections of a grant with the first key, as they are; returns the keys of those that were refused.
 
-    ``noted_before``: they had to be sealed before, so one whose seal does not fit is refused and stays as it is. The
+    ``was_required``: they had to be sealed before, so one whose seal does not fit is refused and stays as it is. The
     caller has locked the grant.
     """
     refused = []
     for bound in connections.of_grant(c, d, grant_id):
-        if _must_fit(bound, noted=noted_before) and not fits(ring, bound):
+        if _needs_seal(bound, is_required=was_required) and not fits(ring, bound):
             refused.append(bound.resource_key)
         elif not fits(ring, bound) or not ring.is_current(bound.seal or ""):
-            made = seal(ring, bound.resource_key, grant_id, bound.details)
-            connections.set_seal(c, d, bound.resource_key, made)
+            new_seal = seal(ring, bound.resource_key, grant_id, bound.details)
+            connections.set_seal(c, d, bound.resource_key, new_seal)
     return refused
 
 
-def _must_fit(bound: Bound, *, noted: bool) -> bool:
+def _needs_seal(bound: Bound, *, is_required: bool) -> bool:
     """Whether a connection is refused without its seal.
 
     Secrets in the app's own table (`CredentialStore`) are read by the account's key: there only details need a seal.
     """
-    return bool(bound.details) if bound.grant.secrets is None else noted
+    return bool(bound.details) if bound.grant.secrets is None else is_required
 
 
 def _content(key: str, grant_id: UUID, details: Mapping[str, str]) -> str:
@@ -113,16 +113,16 @@ _BATCH: Final = 200  # grants in one transaction
 
 async def reseal_grants(db: Transactions, accounts: Accounts) -> int:
     """Encrypt all credentials with the first key, and seal all connections; returns how many grants were changed."""
-    done, refused, unread = 0, set[str](), set[object]()
+    done, refused, unreadable = 0, set[str](), set[object]()
     for waits in (False, True):  # grants under refresh at this moment come last
         step = _Step()
-        while not step.over:
-            step = await db.write(None, _reseal, accounts, step.last, waits=waits)
+        while not step.is_over:
+            step = await db.write(None, _reseal_batch, accounts, step.last, waits=waits)
             done += step.changed
             refused.update(step.refused)
-            unread.update(step.unread)
-    if unread:
-        log.warning("no key given here opens %s: they stay as they are", counted(len(unread), "grant"))
+            unreadable.update(step.unreadable)
+    if unreadable:
+        log.warning("no key given here opens %s: they stay as they are", counted(len(unreadable), "grant"))
     for key in sorted(refused):
         log.warning("the connection of %s does not fit its seal, and is refused: connect it again", key)
     return done
@@ -132,37 +132,37 @@ async def reseal_grants(db: Transactions, accounts: Accounts) -> int:
 class _Step:
     """What one transaction did: its last grant, its changes, what it left as it was.
 
-    ``refused``: connections that do not fit their seals; ``unread``: grants that no key opens.
+    ``refused``: connections that do not fit their seals; ``unreadable``: grants that no key opens.
     """
 
     last: UUID | None = None
     changed: int = 0
     refused: tuple[str, ...] = ()
-    unread: tuple[UUID, ...] = ()
-    over: bool = False
+    unreadable: tuple[UUID, ...] = ()
+    is_over: bool = False
 
 
-def _reseal(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Step:
+def _reseal_batch(c: Connection, d: Dialect, accounts: Accounts, after: UUID | None, *, waits: bool) -> _Step:
     batch, changed = grants.lock_next(c, d, after, _BATCH, waits=waits), 0
-    refused, unread = list[str](), []
+    refused, unreadable = list[str](), []
     for grant in batch:
         try:
             credentials = accounts.decrypt(grant)
         except SecretsUnreadable:
             if not accounts.ring:
                 raise
-            unread.append(grant.id)
+            unreadable.append(grant.id)
             continue
         if accounts.ring:
-            refused += seal_all(c, d, accounts.ring, grant.id, noted_before=is_noted(credentials))
+            refused += seal_all(c, d, accounts.ring, grant.id, was_required=has_note(credentials))
         if grant.secrets is None or (
-            secrets.key_id_of(grant.secrets) == accounts.ring.current and is_noted(credentials)
+            secrets.key_id_of(grant.secrets) == accounts.ring.current and has_note(credentials)
         ):
             continue
-        new = accounts.encrypt(grant.id, noted(credentials))
+        new = accounts.encrypt(grant.id, with_note(credentials))
         grants.reseal(c, d, grant.id, new.secrets or "", new.key_id or "")
         changed += 1
-    return _Step(batch[-1].id if batch else after, changed, tuple(refused), tuple(unread), over=not batch)
+    return _Step(batch[-1].id if batch else after, changed, tuple(refused), tuple(unreadable), is_over=not batch)
 
 
 # -- payloads ---------------------------------------------------------------------------------------------------------
@@ -183,17 +183,17 @@ async def reseal_payloads(db: Transactions, ring: KeyRing) -> int:
     for _ in range(_WALKS):
         tally = await _walk(db, ring)
         done += tally.done
-        if not tally.moved:
+        if not tally.changed_rows:
             break
-    lost, moved = tally.lost, tally.moved
-    if lost:
-        keys = ", ".join(f"{number} under {key_id}" for key_id, number in sorted(lost.items()))
+    unreadable, changed_rows = tally.unreadable, tally.changed_rows
+    if unreadable:
+        keys = ", ".join(f"{number} under {key_id}" for key_id, number in sorted(unreadable.items()))
         log.warning(
             "%s no key given here opens, and stay so (%s): give this command the missing key, or cancel their jobs",
-            counted(lost.total(), "sealed payload"), keys,
+            counted(unreadable.total(), "sealed payload"), keys,
         )  # fmt: skip
-    if moved:
-        log.warning("%s changed meanwhile: rotate again", counted(moved, "sealed payload"))
+    if changed_rows:
+        log.warning("%s changed meanwhile: rotate again", counted(changed_rows, "sealed payload"))
     if old := await db.read(None, secrets.schedules_under_other_keys, ring.current):
         log.warning(
             "the payload of %s is under another key until a worker that declares it starts with this one in front: %s",
@@ -207,8 +207,8 @@ class _Tally:
     """What one walk did: changes, rows that something else changed meanwhile, and what no key opens, by key."""
 
     done: int = 0
-    moved: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
+    changed_rows: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
 
 
 async def _walk(db: Transactions, ring: KeyRing) -> _Tally:
@@ -230,13 +230,13 @@ async def _reseal_each(db: Transactions, ring: KeyRing, rows: Sequence[secrets.S
         text = _sealed(row)
         if not text.startswith(START):  # a tag of a job that has these words
             continue
-        changed = await db.write(None, reseal, ring, row)
-        tally.done, tally.moved = tally.done + (changed is True), tally.moved + (changed is False)
+        changed = await db.write(None, reseal_payload, ring, row)
+        tally.done, tally.changed_rows = tally.done + (changed is True), tally.changed_rows + (changed is False)
         if changed is None:
-            tally.lost[secrets.key_id_of(text.removeprefix(START).lstrip(': "'))] += 1
+            tally.unreadable[secrets.key_id_of(text.removeprefix(START).lstrip(': "'))] += 1
 
 
-def reseal(c: Connection, d: Dialect, ring: KeyRing, row: secrets.SealedRow) -> bool | None:
+def reseal_payload(c: Connection, d: Dialect, ring: KeyRing, row: secrets.SealedRow) -> bool | None:
     """One payload under the first key; False if it has changed meanwhile, None if no key opens it."""
     try:
         text = sealing.reseal(ring, row.kind, _sealed(row))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 GUEST: Final = "resilient:guest"
 
 
-def own(details: Mapping[str, str]) -> dict[str, str]:
-    """Details without what we note among them."""
+def without_guest_note(details: Mapping[str, str]) -> dict[str, str]:
+    """Details without the note that the account is a guest."""
     return {name: value for name, value in details.items() if name != GUEST}
 
 

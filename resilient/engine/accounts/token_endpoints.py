@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.wire.requests.pool import PoolSettings
 
 AT_ONCE: Final = 16  # requests of one process to one token endpoint
-_MOST_ROOMS: Final = 1_000
+_MOST_SEMAPHORES: Final = 1_000
 _ALIVE: Final = AnswerFacts(200)
 _THROTTLES: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
 
@@ -40,7 +40,7 @@ class TokenEndpoints:
         self._gate: Gate | None = None
         self._clients: dict[PoolSettings | None, TokenClient] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # an app may be used from one loop after another
-        self._rooms: dict[str, asyncio.Semaphore] = {}
+        self._semaphores: dict[str, asyncio.Semaphore] = {}
 
     async def close(self) -> None:
         """Write what the gate has counted, and close the connections."""
@@ -61,28 +61,28 @@ class TokenEndpoints:
 
     async def check(self, key: str) -> None:
         """Raise `ResourceStopped` if nothing may be sent now; a breaker that is due for its probe stops nobody."""
-        gate = await self._opened()
+        gate = await self._gate_of_loop()
         await gate.check(key, own="")
 
-    async def room(self, key: str) -> asyncio.Semaphore:
+    async def semaphore(self, key: str) -> asyncio.Semaphore:
         """The semaphore to enter before sending."""
-        await self._opened()
-        if key not in self._rooms and len(self._rooms) >= _MOST_ROOMS:  # hosts that accounts named
-            self._rooms = {name: room for name, room in self._rooms.items() if room.locked()}
-        return self._rooms.setdefault(key, asyncio.Semaphore(AT_ONCE))
+        await self._gate_of_loop()
+        if key not in self._semaphores and len(self._semaphores) >= _MOST_SEMAPHORES:  # hosts that accounts named
+            self._semaphores = {name: semaphore for name, semaphore in self._semaphores.items() if semaphore.locked()}
+        return self._semaphores.setdefault(key, asyncio.Semaphore(AT_ONCE))
 
     async def admit(self, key: str) -> GatePermit:
         """The permit to send one request, perhaps as the probe. Raises `ResourceStopped`."""
-        gate = await self._opened()
+        gate = await self._gate_of_loop()
         return await gate.admit(key, own="")
 
     async def unsent(self, permit: GatePermit) -> None:
         """Nothing was sent: if this was the probe, the next one need not wait for the end of its lease."""
-        gate = await self._opened()
+        gate = await self._gate_of_loop()
         for key, generation in permit.elected:
             gate.give_back(key, generation)
 
-    async def watched(self, key: str, asking: Awaitable[TokenAnswer]) -> TokenAnswer:
+    async def trace(self, key: str, asking: Awaitable[TokenAnswer]) -> TokenAnswer:
         """Wait for the answer of an account's token endpoint, within a span; counted."""
         with self._ground.tracing.refresh(key.partition("/")[0]) as span:
             answer = await asking
@@ -94,18 +94,18 @@ class TokenEndpoints:
 
     async def answered(self, permit: GatePermit, failure: Failure | None) -> None:
         """Report the outcome of a request; ``failure`` None: it succeeded."""
-        gate = await self._opened()
+        gate = await self._gate_of_loop()
         if failure is None or not (counts(failure) or failure.kind in _THROTTLES):
             await gate.answered(permit, permit.key, _ALIVE, None)
         else:
             await gate.failed(permit, permit.key, failure)
 
-    async def _opened(self) -> Gate:
+    async def _gate_of_loop(self) -> Gate:
         from resilient.engine.gates.gate import Gate  # noqa: PLC0415 - only where something is sent
 
         loop = asyncio.get_running_loop()
         if self._gate is None or self._loop is not loop:
-            self._rooms = {}
+            self._semaphores = {}
             ground, on_change = self._ground, self._on_change
             gate = Gate(
                 ground.database, ground.policies, owner=self._owner, on_change=on_change,

@@ -71,7 +71,7 @@ class RequestTests:
         try:
             async with asyncio.timeout(LONGEST) as limit:
                 await self._require_connection(key, provider)
-                return await self._sent(key, provider)
+                return await self._send(key, provider)
         except ResourceStopped as stopped:
             raise ResourceStopped(stopped.resource, stopped.gate, stopped.until, then=_UNSENT) from None
         except TimeoutError:
@@ -102,7 +102,7 @@ class RequestTests:
             if await self._grants.accounts.load_usable(account) is None:
                 raise ConnectionNotFound(f"{account} has no connection, so {_UNSENT}: `resilient connections list`")
 
-    async def _sent(self, key: str, provider: Provider) -> RequestTest:
+    async def _send(self, key: str, provider: Provider) -> RequestTest:
         from resilient.engine.gates.gate import Gate  # noqa: PLC0415 - only where something is sent
         from resilient.wire.requests.pool import Pool, PoolSettings  # noqa: PLC0415 - httpx: as above
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from resilient.core.base.errors import SetupError
-from resilient.engine.ground.foreign import Ended, tried
+from resilient.engine.ground.foreign import CallResult, tried
 from resilient.engine.run.services import until_over
 from resilient.store.db import pool
 
@@ -109,7 +109,7 @@ class SyncSide:
         """`close`, in a thread of its own: the program may have filled those of its loop."""
         if self._side is None:
             return
-        ended: list[Ended] = []
+        ended: list[CallResult] = []
         thread = threading.Thread(target=lambda: ended.append(tried(self.close)), name="resilient-sync-close")
         thread.start()
         await until_over(lambda: not thread.is_alive(), inf)

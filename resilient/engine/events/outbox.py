@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "outbox."  # of the kinds of jobs that events are
 DEFAULT_SOURCE: Final = "/resilient"
-_A_KEY: Final = "a key"
+_PLACEHOLDER_KEY: Final = "a key"
 _MOST: Final = 10_000  # events that a dry run counts
 _BATCH: Final = 500  # events in one transaction of a replay
 _REPLAY: Final = '{"replay":"true"}'
@@ -154,7 +154,9 @@ class EventEncoder:
 
     def _template(self, name: str) -> _JobTemplate:
         kind, policy = self._encoder.kind_of(PREFIX + name), self._destinations[name].when_dead
-        row = self._encoder.encode(kind, "", f"{RESOURCE}/{name}", ordering_key=_A_KEY, ordering_policy=policy).row
+        row = self._encoder.encode(
+            kind, "", f"{RESOURCE}/{name}", ordering_key=_PLACEHOLDER_KEY, ordering_policy=policy
+        ).row
         plain = row._replace(ordering_key=None, ordering_policy=None)
         template = self._templates[name] = _JobTemplate(kind, plain, row)
         return template
@@ -303,10 +305,12 @@ class Outbox:
         session: CallersSession = None,
     ) -> builtins.list[EventInfo]:
         """A page of events, one line for each destination; the next page is ``after`` the last line's ``job_id``."""
-        f = _filter(_named(destination), state=state, created_after=created_after, created_before=created_before)
-        words: dict[str, Any] = {"types": _words(type) or (), "key": key, "limit": limit, "order": order}
+        f = _filter(
+            _destination_names(destination), state=state, created_after=created_after, created_before=created_before
+        )
+        options: dict[str, Any] = {"types": _as_tuple(type) or (), "key": key, "limit": limit, "order": order}
         last = None if after is None else store.as_id(after)
-        return [EventInfo.of(job) for job in await self._db.read(session, store.page, f, after=last, **words)]
+        return [EventInfo.of(job) for job in await self._db.read(session, store.page, f, after=last, **options)]
 
     async def get(self, event_id: str, *, session: CallersSession = None) -> builtins.list[EventInfo]:
         """The event of this id at each of its destinations, its replays too."""
@@ -339,36 +343,38 @@ class Outbox:
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit={limit}: replay at least 1 event, or give no limit")
-        names = check_destinations(_named(destination) or tuple(self.destinations), self.destinations, "the replay")
+        names = check_destinations(
+            _destination_names(destination) or tuple(self.destinations), self.destinations, "the replay"
+        )
         if not names:
             return Replayed()
         now = await self._db.read(None, _now)  # the replay leaves out what is published from now on, its own events too
         f = _filter(names, finished_after=since, finished_before=until or now).at(now)
-        words: dict[str, Any] = {"types": _words(type) or (), "key": key}
+        criteria: dict[str, Any] = {"types": _as_tuple(type) or (), "key": key}
         if dry_run:
             most = min(limit or _MOST, _MOST)
-            where = await self._db.read(None, store.where_published, f, **words, limit=most + 1)
-            return _replayed(Counter(where[:most]), more=len(where) > most)
+            destinations = await self._db.read(None, store.where_published, f, **criteria, limit=most + 1)
+            return _replay_result(Counter(destinations[:most]), more=len(destinations) > most)
         done, behind = Counter[str](), None
         while limit is None or done.total() < limit:
             size = _BATCH if limit is None else min(_BATCH, limit - done.total())
-            words |= {"behind": behind, "limit": size}
-            batch = await self._db.write(None, self._replay, f, words)
+            criteria |= {"behind": behind, "limit": size}
+            batch = await self._db.write(None, self._replay, f, criteria)
             done.update(destination_of(job.resource_key) for job in batch)
             if len(batch) < size:
                 break
             behind = batch[-1].finished_at, batch[-1].id
-        return _replayed(done)
+        return _replay_result(done)
 
-    def _replay(self, c: Connection, d: Dialect, f: JobFilter, words: dict[str, Any]) -> builtins.list[JobInfo]:
-        rows = store.published(c, d, f, **words)
+    def _replay(self, c: Connection, d: Dialect, f: JobFilter, criteria: dict[str, Any]) -> builtins.list[JobInfo]:
+        rows = store.published(c, d, f, **criteria)
         events = [(EventInfo.of(job), text) for job, text in rows]
-        again = [self._again(info, text) for info, text in events if info.id]
-        write(c, d, [request for request in again if request.row.order_no is None])
-        write_back(c, d, [request.row for request in again if request.row.order_no is not None])
+        requests = [self._replay_request(info, text) for info, text in events if info.id]
+        write(c, d, [request for request in requests if request.row.order_no is None])
+        write_back(c, d, [request.row for request in requests if request.row.order_no is not None])
         return [job for job, _ in rows]
 
-    def _again(self, info: EventInfo, text: str) -> JobRequest:
+    def _replay_request(self, info: EventInfo, text: str) -> JobRequest:
         """The same event with the number it had: with a new number, consumers would miss one among the new events."""
         (request,) = self._encoder.jobs([info.destination], _numbered(text, info), info.key, _REPLAY)
         return request._replace(row=request.row._replace(order_no=None if info.key is None else info.sequence))
@@ -378,7 +384,7 @@ def _numbered(text: str, info: EventInfo) -> str:
     return text if info.sequence is None or "sequence" in info.event else numbered(text, info.sequence)
 
 
-def _replayed(counts: Counter[str], *, more: bool = False) -> Replayed:
+def _replay_result(counts: Counter[str], *, more: bool = False) -> Replayed:
     return Replayed(counts.total(), more=more, by_destination=dict(counts))
 
 
@@ -407,17 +413,17 @@ class SyncOutbox(SyncFacade[Outbox]):
         return self._inner.publish(session, event, key=key, subject=subject, to=to, traceparent=traceparent)
 
 
-def _filter(destinations: Sequence[str] | None, **criteria: Any) -> JobFilter:
-    merged: Any = {"resource": store.resources(destinations), **criteria}
+def _filter(destinations: Sequence[str] | None, **filters: Any) -> JobFilter:
+    merged: Any = {"resource": store.resources(destinations), **filters}
     return JobFilter.of(merged)
 
 
-def _named(destination: str | Iterable[str] | None) -> tuple[str, ...] | None:
+def _destination_names(destination: str | Iterable[str] | None) -> tuple[str, ...] | None:
     """The names of destinations; None: all. Raises `InvalidInput` for an empty list: it would stand for all, too."""
-    if (names := _words(destination)) == ():
+    if (names := _as_tuple(destination)) == ():
         raise InvalidInput("destination=[] names none: give a destination's name, or leave it out for all of them")
     return names
 
 
-def _words(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+def _as_tuple(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return value if value is None else (value,) if isinstance(value, str) else tuple(value)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logger("outbox")
-_CLOSE_PATIENCE: Final = 5.0  # seconds
+_CLOSE_TIMEOUT: Final = 5.0  # seconds
 
 
 class Publishers:
@@ -39,22 +39,22 @@ class Publishers:
         self._open: dict[str, Publisher] = {}
         self._opening: dict[str, asyncio.Task[Publisher]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._well: set[str] = set()
+        self._answering: set[str] = set()
 
     def is_well(self, name: str) -> bool:
         """Whether a destination has answered its latest event."""
-        return name in self._well
+        return name in self._answering
 
     def note(self, name: str, *, is_well: bool) -> None:
         """Note whether a destination has answered an event (or was away)."""
-        (self._well.add if is_well else self._well.discard)(name)
+        (self._answering.add if is_well else self._answering.discard)(name)
 
     async def publish(self, name: str, message: Message) -> None:
         """Hand one event over; returns when it is confirmed. `wire.publishers.base` says what it raises."""
         await self.hand_over(name, await self.open(name), message)
 
     async def hand_over(self, name: str, publisher: Publisher, message: Message) -> None:
-        """Publish over a connection that is open already, so that each error is about this event, which was sent."""
+        """Publish over an open connection: each error then concerns this event, and not the connecting."""
         destination = self._destinations[name]
         try:
             async with asyncio.timeout(destination.timeout):
@@ -82,7 +82,7 @@ class Publishers:
         except TimeoutError:
             raise lost(f"{name} does not answer, and what connects to it does not end", "broker_down") from None
         except asyncio.CancelledError:
-            raise _broken_off(name) from None
+            raise _cancelled_by_client(name) from None
         except ConnectionLost as error:
             raise lost(str(error), error.failure.code or "") from error
 
@@ -130,7 +130,7 @@ class Publishers:
 
 async def _wait(tasks: Collection[asyncio.Task[Any]]) -> None:
     if tasks:  # each is bounded, unless it catches its cancellation
-        await asyncio.wait(tasks, timeout=_CLOSE_PATIENCE + 1)
+        await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT + 1)
 
 
 def _closes_gate(failure: Failure) -> bool:
@@ -143,16 +143,16 @@ async def _run_alone(name: str, fn: Callable[..., Awaitable[T]], *args: Any) -> 
     try:
         return await asyncio.get_running_loop().create_task(_contain(fn, *args))
     except asyncio.CancelledError:
-        raise _broken_off(name) from None
+        raise _cancelled_by_client(name) from None
 
 
 async def _contain(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     with contained(), contextlib.suppress(asyncio.CancelledError):
         return await fn(*args)
-    raise asyncio.CancelledError  # of this task alone, whoever raised it or cancelled the task
+    raise asyncio.CancelledError  # it ends this task alone, whoever cancelled it
 
 
-def _broken_off(name: str) -> ConnectionLost:
+def _cancelled_by_client(name: str) -> ConnectionLost:
     """The error for a call that was cancelled, but not by the worker; raises `CancelledError` if it was.
 
     A cancellation by the client would be taken for one by the worker, and its event would be lost.
@@ -165,7 +165,7 @@ def _broken_off(name: str) -> ConnectionLost:
 
 async def _close(name: str, publisher: Publisher) -> None:
     try:
-        async with asyncio.timeout(_CLOSE_PATIENCE):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
             with contained():
                 await publisher.close()
     except Exception as error:  # noqa: BLE001 - it is gone either way

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from resilient.store.db.dialect import Dialect
 
 log = logger("webhooks")
-_Order: TypeAlias = "tuple[str, JobRequest]"  # the key by which a repeat is recognised ("": none), and the job
+_EventJob: TypeAlias = "tuple[str, JobRequest]"  # the key by which a repeat is recognised ("": none), and the job
 Secrets: TypeAlias = "Sequence[str] | Callable[[str], Sequence[str] | Awaitable[Sequence[str]]]"
 _LOG_EVERY: Final = 60.0  # seconds between two lines of the log about one reason
 _RETRY: Final = "10"  # seconds a provider is asked to wait while the database is away
@@ -120,7 +120,7 @@ class WebhookAnswer:
         return self.jobs[0] if self.jobs else None
 
 
-_Answered: TypeAlias = tuple[WebhookAnswer, str]  # and what became of the delivery, in the words of the metrics
+_AnswerAndLabel: TypeAlias = tuple[WebhookAnswer, str]  # the label: what became of the delivery, for the metrics
 
 
 @explained_class
@@ -165,7 +165,7 @@ class Inbound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Decoded:
     """A delivery, decoded."""
 
     fields: Fields
@@ -207,7 +207,7 @@ class Webhooks:
         or too many events; 503: not stored, the provider is to send it again.
         """
         try:
-            answer, what = await self._answered(provider, delivery, account)
+            answer, what = await self._answer(provider, delivery, account)
         except Exception:
             self.count(provider, "failed")
             raise
@@ -218,7 +218,7 @@ class Webhooks:
         """Count a delivery by what became of it (`resilient_webhooks_received_total`)."""
         self._ground.counts.webhook(provider, answer)
 
-    async def _answered(self, provider: str, delivery: Delivery, account: str) -> _Answered:
+    async def _answer(self, provider: str, delivery: Delivery, account: str) -> _AnswerAndLabel:
         if provider not in self.declared or not is_account(provider, account):
             return WebhookAnswer(404), "unknown"
         one, _, webhook = self.declared[provider]
@@ -235,7 +235,7 @@ class Webhooks:
 
     async def _receive(
         self, one: Inbound, webhook: Webhook, fields: Fields, delivery: Delivery, account: str
-    ) -> _Answered:
+    ) -> _AnswerAndLabel:
         """Verify and store a delivery, or answer a handshake."""
         early = webhook.needs_body or webhook.challenge == "secret"
         body = _decoded(delivery) if early else None
@@ -243,15 +243,15 @@ class Webhooks:
         if question.is_secret:
             return await self._handshake(one, question, account)
         secrets = await self._secrets(one, account)
-        proof = prove(webhook, delivery, secrets, self._ground.now(), body=body, ed25519=_proves)
+        proof = prove(webhook, delivery, secrets, self._ground.now(), body=body, ed25519=_is_signed)
         if proof.reason:
             self.say(one.provider, "refused", proof.reason)
             return WebhookAnswer(401), "refused"
-        read = _Read(fields, body if early else _decoded(delivery), delivery, proof)
+        read = _Decoded(fields, body if early else _decoded(delivery), delivery, proof)
         question = challenge(webhook, fields, read.body, delivery.url, secrets)
         if question.text:
             return _answer_to(question), "handshake"
-        return await self._take(one, webhook, read, account)
+        return await self._accept(one, webhook, read, account)
 
     def say(self, provider: str, what: str, why: str) -> None:
         """Write a line to the log; equal lines once a minute, with the number of those since the last one."""
@@ -265,7 +265,7 @@ class Webhooks:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _take(self, one: Inbound, webhook: Webhook, read: _Read, account: str) -> _Answered:
+    async def _accept(self, one: Inbound, webhook: Webhook, read: _Decoded, account: str) -> _AnswerAndLabel:
         """Store a genuine delivery."""
         items, most = items_of(webhook, read.body), WEBHOOK_EVENTS.value
         if items is not None and len(items) > most:  # one transaction of as many jobs would hold up all others
@@ -273,34 +273,34 @@ class Webhooks:
             return WebhookAnswer(413, f"more than {most:,} events in one delivery: none was stored"), "too_large"
         try:
             events = [None] if items is None else items
-            shown = _shown(webhook, read.fields, len(events))
-            every = [self._order_of(one, webhook, read, account, item, shown) for item in events]
-            orders = _distinct([order for order in every if order is not None])
-            jobs = await self._stored(f"webhook:{one.provider}", orders)
+            shown = _job_headers(webhook, read.fields, len(events))
+            every = [self._event_job_of(one, webhook, read, account, item, shown) for item in events]
+            event_jobs = _distinct([event_job for event_job in every if event_job is not None])
+            jobs = await self._store_all(f"webhook:{one.provider}", event_jobs)
         except PayloadTooLarge as error:
             self.say(one.provider, "too large", f"no job can hold it: {type(error).__name__}: see max_payload=")
             return WebhookAnswer(413), "too_large"
         except DatabaseUnreachable:
             self.say(one.provider, "not stored", "the database does not answer")
             return WebhookAnswer(503, headers={"Retry-After": _RETRY}), "not_stored"
-        return WebhookAnswer(webhook.status, jobs=jobs), "stored" if jobs else "repeated" if orders else "ignored"
+        return WebhookAnswer(webhook.status, jobs=jobs), "stored" if jobs else "repeated" if event_jobs else "ignored"
 
-    async def _stored(self, consumer: str, orders: Sequence[_Order]) -> tuple[UUID, ...]:
+    async def _store_all(self, consumer: str, event_jobs: Sequence[_EventJob]) -> tuple[UUID, ...]:
         """Store jobs, those of each database in one transaction; returns the ids of those that are no repeats.
 
         If the second database is away the delivery comes again, and the first one recognises its part.
         """
-        by_ground: dict[Ground, list[_Order]] = {}
-        for order in orders:
-            by_ground.setdefault(self.ground_of(order[1].row.resource_key), []).append(order)
+        by_ground: dict[Ground, list[_EventJob]] = {}
+        for event_job in event_jobs:
+            by_ground.setdefault(self.ground_of(event_job[1].row.resource_key), []).append(event_job)
         jobs: tuple[UUID, ...] = ()
         for ground, some in by_ground.items():
             jobs += await Transactions(ground, here=self._here).write(None, _store, consumer, some)
         return jobs
 
-    def _order_of(
-        self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any, shown: dict[str, str]
-    ) -> _Order | None:
+    def _event_job_of(
+        self, one: Inbound, webhook: Webhook, read: _Decoded, account: str, item: Any, shown: dict[str, str]
+    ) -> _EventJob | None:
         """The job of an event, and the key by which a repeat is recognised; None if no kind or no resource fits it."""
         event = self._event(one, webhook, read, account, item, shown)
         kind = one.kind_of(event.event)
@@ -309,11 +309,11 @@ class Webhooks:
         key = self._key(one, event)
         if key is None:
             return None
-        once = repeat_key(webhook, read.proof, read.delivery, read.body, account, item)
-        return once, self._encode(kind, event, key, webhook, read, item)
+        repeat = repeat_key(webhook, read.proof, read.delivery, read.body, account, item)
+        return repeat, self._encode(kind, event, key, webhook, read, item)
 
     def _event(
-        self, one: Inbound, webhook: Webhook, read: _Read, account: str, item: Any, shown: dict[str, str]
+        self, one: Inbound, webhook: Webhook, read: _Decoded, account: str, item: Any, shown: dict[str, str]
     ) -> WebhookEvent:
         at = (webhook, read.fields, read.body, read.delivery.url, item)
         return WebhookEvent(
@@ -332,7 +332,7 @@ class Webhooks:
         return one.resource_key or f"{one.provider}/{event.account or 'webhooks'}"
 
     def _encode(
-        self, kind: Kind[Any], event: WebhookEvent, key: str, webhook: Webhook, read: _Read, item: Any
+        self, kind: Kind[Any], event: WebhookEvent, key: str, webhook: Webhook, read: _Decoded, item: Any
     ) -> JobRequest:
         unique_key = None
         if webhook.ping and not event.delivery:
@@ -346,7 +346,7 @@ class Webhooks:
             request = encode(kind, as_text, key, unique_key=unique_key)
         return with_trace([request], self._ground.tracing)[0]
 
-    async def _handshake(self, one: Inbound, question: Challenge, account: str) -> _Answered:
+    async def _handshake(self, one: Inbound, question: Challenge, account: str) -> _AnswerAndLabel:
         if one.handshake is None or not await self._value_of(one.handshake(account, question.text)):
             self.say(one.provider, "refused", "a handshake that nobody expected: see Inbound(handshake=)")
             return WebhookAnswer(403), "refused"
@@ -373,30 +373,31 @@ class SyncWebhooks(SyncFacade[Webhooks]):
     receive = blocking(Webhooks.receive)
 
 
-def _store(c: Connection, d: Dialect, consumer: str, orders: Sequence[_Order]) -> tuple[UUID, ...]:
+def _store(c: Connection, d: Dialect, consumer: str, event_jobs: Sequence[_EventJob]) -> tuple[UUID, ...]:
     """Insert the jobs of events that are no repeats; returns their ids."""
     now = d.now(c)
-    keys = sorted(once for once, _ in orders if once)  # in one order, so that two deliveries wait in no circle
-    new = {once for once in keys if store.first_seen(c, d, consumer, once, now)}
-    jobs = queue.write_many(c, d, [request for once, request in orders if not once or once in new])
+    # In one order, so that two deliveries wait in no circle.
+    keys = sorted(repeat for repeat, _ in event_jobs if repeat)
+    new = {repeat for repeat in keys if store.first_seen(c, d, consumer, repeat, now)}
+    jobs = queue.write_many(c, d, [request for repeat, request in event_jobs if not repeat or repeat in new])
     return tuple(job.id for job in jobs if job.created)
 
 
-def _distinct(orders: Sequence[_Order]) -> list[_Order]:
-    """The orders of one delivery: each id once; equal events without an id each get a key of their own."""
+def _distinct(event_jobs: Sequence[_EventJob]) -> list[_EventJob]:
+    """The jobs of one delivery: each id once; equal events without an id get a key of their own each."""
     count: Counter[str] = Counter()
     distinct = []
-    for once, request in orders:
-        count[once] += 1
-        if once and count[once] > 1:
-            if once.startswith('["id"'):
+    for repeat, request in event_jobs:
+        count[repeat] += 1
+        if repeat and count[repeat] > 1:
+            if repeat.startswith('["id"'):
                 continue
-            once = f"{once} {count[once]}"  # noqa: PLW2901 - the same event, numbered
-        distinct.append((once, request))
+            repeat = f"{repeat} {count[repeat]}"  # noqa: PLW2901 - the same event, numbered
+        distinct.append((repeat, request))
     return distinct
 
 
-def _shown(webhook: Webhook, fields: Fields, events: int) -> dict[str, str]:
+def _job_headers(webhook: Webhook, fields: Fields, events: int) -> dict[str, str]:
     """The headers that the job of each event is shown: every one keeps them all, so together they are bounded."""
     secret = {signature.header.lower() for signature in webhook.signatures} | _HIDDEN | {webhook.token.lower()}
     room = WEBHOOK_SHOWN.value // max(1, events)
@@ -453,7 +454,7 @@ def _decoded(delivery: Delivery) -> Any:
         return text
 
 
-def _proves(key: bytes, signature: bytes, text: bytes) -> bool:
+def _is_signed(key: bytes, signature: bytes, text: bytes) -> bool:
     """Whether an Ed25519 signature fits."""
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - only where there is one
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415

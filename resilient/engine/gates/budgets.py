@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from resilient.engine.gates.drawing import Limits
 
 MOST: Final = 8  # names of one provider
+_ACCOUNT: Final = 2  # segments of an account's key
 _SURE: Final = 5  # requests of a kind, one after the other, that counted for the same budget
 _SHAPES: Final = 2_000  # of one provider
 _GROUPS: Final = 200
@@ -56,7 +57,7 @@ class _Names:
         self.by_shape: dict[tuple[str, str], str] = {}
         self.by_head: dict[tuple[str, str], str | None] = {}  # None: they differ
         self.by_kind: dict[str, tuple[str, int]] = {}
-        self.another = False  # there are several, though only one was named here
+        self.has_another = False  # there are several, although this process has seen one name only
 
     def count(self, kind: str, name: str) -> None:
         """One more request of a kind counts for a budget."""
@@ -64,9 +65,9 @@ class _Names:
         self.by_kind[kind] = (name, min(streak + 1, _SURE)) if before == name else (name, 1)
 
     @property
-    def several(self) -> bool:
+    def has_several(self) -> bool:
         """Whether there is more than one."""
-        return self.another or len(self.names) > 1
+        return self.has_another or len(self.names) > 1
 
 
 class BudgetNames:
@@ -80,70 +81,70 @@ class BudgetNames:
         self._tenancy = tenancy
         self.groups: dict[str, _Names] = {}  # by provider or account; empty: no answer has named any
 
-    def _group(self, key: str) -> str:
+    def _group_key(self, key: str) -> str:
         return account(key) if self._tenancy(key) is Tenancy.APART else key.partition("/")[0]
 
-    def _of(self, key: str) -> _Names | None:
-        return self.groups.get(self._group(key))
+    def _group_of(self, key: str) -> _Names | None:
+        return self.groups.get(self._group_key(key))
 
     def take_in(self, key: str, kind: str, method: str, path: str, name: str, *, apart: bool = False) -> None:
         """A request of a job of this kind, through ``key``, counted for the budget of this name.
 
         ``apart``: the provider's facts name another one as the usual.
         """
-        of = self._of(key)
-        if of is None:
+        group = self._group_of(key)
+        if group is None:
             if len(self.groups) >= _GROUPS:
                 del self.groups[next(iter(self.groups))]  # the oldest
-            of = self.groups[self._group(key)] = _Names()
-        if name not in of.names:
-            if len(of.names) >= 4 * MOST:
+            group = self.groups[self._group_key(key)] = _Names()
+        if name not in group.names:
+            if len(group.names) >= 4 * MOST:
                 return
-            of.names[name] = len(of.names) < MOST
-        of.another = of.another or apart
-        form = shape(path)
-        if len(of.by_shape) >= _SHAPES:
-            of.by_shape.clear()
-            of.by_head.clear()
-        of.by_shape[method, form] = name
-        head = method, _head(form)
-        if of.by_head.setdefault(head, name) != name:
-            of.by_head[head] = None
-        of.count(kind, name)
+            group.names[name] = len(group.names) < MOST
+        group.has_another = group.has_another or apart
+        pattern = shape(path)
+        if len(group.by_shape) >= _SHAPES:
+            group.by_shape.clear()
+            group.by_head.clear()
+        group.by_shape[method, pattern] = name
+        head = method, _head(pattern)
+        if group.by_head.setdefault(head, name) != name:
+            group.by_head[head] = None
+        group.count(kind, name)
 
     def split(self, key: str) -> None:
-        """Another process has learnt about a budget of this provider's apart from its account."""
-        if (of := self._of(key)) is not None:
-            of.another = True
+        """Note that another process learns a budget of this provider apart from its account."""
+        if (group := self._group_of(key)) is not None:
+            group.has_another = True
 
     def fold(self, budget: str) -> None:
-        """A budget, by its key, is learnt as a part of its account from now on."""
-        if (of := self._of(budget)) is not None:
-            of.names.update({name: False for name in of.names if of_budget(account(budget), name) == budget})
+        """Learn a budget (by its key) as a part of its account from now on."""
+        if (group := self._group_of(budget)) is not None:
+            group.names.update({name: False for name in group.names if of_budget(account(budget), name) == budget})
 
     def key_of(self, key: str, name: str) -> str | None:
         """The resource of an account's budget; None if it is the account's own."""
-        of = self._of(key)
-        if of is None or not of.several or not of.names.get(name) or depth(key) != 2:  # noqa: PLR2004 - an account
+        group = self._group_of(key)
+        if group is None or not group.has_several or not group.names.get(name) or depth(key) != _ACCOUNT:
             return None
         return of_budget(key, name)
 
     def key_for(self, key: str, kind: str, method: str, path: str) -> str:
         """The resource that a request of a job of this kind, through ``key``, will count for, as far as is known."""
-        of = self._of(key)
-        if of is None or not of.several:
+        group = self._group_of(key)
+        if group is None or not group.has_several:
             return key
-        form = shape(path)
-        name = of.by_shape.get((method, form)) or of.by_head.get((method, _head(form)))
+        pattern = shape(path)
+        name = group.by_shape.get((method, pattern)) or group.by_head.get((method, _head(pattern)))
         if name is None:
             return key
-        of.count(kind, name)  # if it is stopped, no answer will say so
+        group.count(kind, name)  # if it is stopped, no answer will say so
         return self.key_of(key, name) or key
 
     def first_of(self, key: str, kind: str) -> str:
         """The resource that jobs of this kind, of ``key``, lately counted for alone."""
-        of = self._of(key)
-        name, streak = ("", 0) if of is None else of.by_kind.get(kind, ("", 0))
+        group = self._group_of(key)
+        name, streak = ("", 0) if group is None else group.by_kind.get(kind, ("", 0))
         return (self.key_of(key, name) or key) if streak >= _SURE else key
 
     def by_account(self, keys: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -156,19 +157,19 @@ class BudgetNames:
 
     def by_kind(self, budget: str) -> list[str]:
         """The kinds whose jobs lately counted for this budget alone."""
-        of = self._of(budget)
-        if of is None:
+        group = self._group_of(budget)
+        if group is None:
             return []
         owner = account(budget)
-        sure = [(kind, name) for kind, (name, streak) in of.by_kind.items() if streak >= _SURE]
+        sure = [(kind, name) for kind, (name, streak) in group.by_kind.items() if streak >= _SURE]
         return [kind for kind, name in sure if self.key_of(owner, name) == budget]
 
 
-def _head(form: str) -> str:
-    return form.strip("/").partition("/")[0]
+def _head(pattern: str) -> str:
+    return pattern.strip("/").partition("/")[0]
 
 
-# -- the server's word ------------------------------------------------------------------------------------------------
+# -- budgets in answers ------------------------------------------------------------------------------------------------
 #
 # Which declared limit a server's budget belongs to, and what follows from it.
 #
@@ -206,7 +207,7 @@ class UndeclaredBudgets:
 
     def __init__(self) -> None:
         self.limits: dict[str, tuple[Limit, ...]] = {}  # by resource, those that jobs are held to
-        self._of: dict[str, dict[str, _UndeclaredBudget]] = {}
+        self._by_resource: dict[str, dict[str, _UndeclaredBudget]] = {}
 
     def take_in(
         self, key: str, stated: Sequence[tuple[Budget, float]], now: float, *, everything: bool = False
@@ -215,17 +216,17 @@ class UndeclaredBudgets:
 
         ``everything``: also the others.
         """
-        if len(self._of) >= _MOST_RESOURCES:
-            self._of.clear()
+        if len(self._by_resource) >= _MOST_RESOURCES:
+            self._by_resource.clear()
             self.limits.clear()
-        kept, names = self._of.setdefault(key, {}), {budget.name for budget, _ in stated}
-        for name in [name for name in kept if name not in names]:
-            kept[name].answers = 0
-            if now > kept[name].until + kept[name].limit.per:
-                del kept[name]
+        entries, names = self._by_resource.setdefault(key, {}), {budget.name for budget, _ in stated}
+        for name in [name for name in entries if name not in names]:
+            entries[name].answers = 0
+            if now > entries[name].until + entries[name].limit.per:
+                del entries[name]
         near = []
         for budget, seconds in stated:
-            one = self._one(kept, budget, seconds, now)
+            one = self._update(entries, budget, seconds, now)
             if one is not None and one.answers >= _STEADY and (everything or (budget.remaining or 0.0) <= LOW):
                 near.append((one.limit, budget))
         if near:
@@ -234,16 +235,16 @@ class UndeclaredBudgets:
             self.limits.pop(key, None)
         return near
 
-    def _one(
-        self, kept: dict[str, _UndeclaredBudget], budget: Budget, seconds: float, now: float
+    def _update(
+        self, entries: dict[str, _UndeclaredBudget], budget: Budget, seconds: float, now: float
     ) -> _UndeclaredBudget | None:
-        if budget.limit is None or budget.limit < 1 or (budget.name not in kept and len(kept) >= MOST_STATED):
+        if budget.limit is None or budget.limit < 1 or (budget.name not in entries and len(entries) >= MOST_STATED):
             return None
         per = budget.window or max(1.0, seconds)  # a lower bound: the answer states only what remains of it
-        one, until = kept.get(budget.name), now + seconds
+        one, until = entries.get(budget.name), now + seconds
         if one is None or one.limit.rate != budget.limit or one.limit.per < per or one.is_over(now, until):
             answers = one.answers if one is not None and one.limit.rate == budget.limit else 0
-            one = kept[budget.name] = _UndeclaredBudget(Limit.stated(budget.name, budget.limit, per), now, answers)
+            one = entries[budget.name] = _UndeclaredBudget(Limit.stated(budget.name, budget.limit, per), now, answers)
         one.until, one.answers = until, one.answers + 1
         return one
 

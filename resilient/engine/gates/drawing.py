@@ -7,9 +7,9 @@ draw that must wait a moment has reserved its place; one that would wait longer 
 behind it until that time, without asking the database.
 
 A draw is for a moment of the database's clock, and good for a short while (`TimedDraw.deadline`): a request that
-reaches its socket later, because the commit was slow, a connection had to be opened or the process stood still, draws again,
-for a moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not only
-what was drawn. A slow commit makes every path's draws late; a connection that opens slowly, those of its own path
+reaches its socket later, because the commit was slow, a connection had to be opened or the process stood still, draws
+again, for a moment far enough ahead to be on time then (`lead`). So what goes over all sockets keeps to the limit, not
+only what was drawn. A slow commit makes every path's draws late; a connection that opens slowly, those of its own path
 alone.
 """
 
@@ -128,8 +128,8 @@ class Drawing:
         self._unspent: dict[int, LimitLease] = {}  # leases with unspent units, by `id`
         self._waiting: list[_Waiting] = []
         self._settled: list[Settled] = []
-        self._held: list[Settled] = []  # of limits that somebody holds
-        self._release: asyncio.TimerHandle | None = None  # at its end they are tried again
+        self._postponed: list[Settled] = []  # of limits that somebody holds
+        self._postponed_timer: asyncio.TimerHandle | None = None  # at its end they are tried again
         self._clocks = ClockBracket()
         self._lead = 0.0  # seconds; how far ahead every draw must be, because commits are slow
         self._observations: dict[tuple[str, str], Observation] = {}
@@ -137,7 +137,7 @@ class Drawing:
         self._rounds: list[asyncio.Future[None]] = []  # those who wait for the end of the next transaction
         self._tries = 0  # transactions in a row that failed
         self._failures = FailureLog(log, "request limits can be drawn again")
-        self._pause: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
+        self._retry_timer: asyncio.TimerHandle | None = None  # at its end settlements that failed are tried again
 
     async def draw(self, limits: Limits, cost: float) -> TimedDraw:
         """Draw ``cost`` from each of ``limits``; send at `TimedDraw.send_at`. Raises `ResourceStopped`."""
@@ -153,7 +153,7 @@ class Drawing:
         try:
             drawn = await waiting.answer
         except asyncio.CancelledError:
-            self._cancelled(waiting)
+            self._give_back_cancelled(waiting)
             raise
         if not drawn.draw.granted:
             lease.shut_until, lease.shut_cost, lease.shut_at = drawn.draw.at, cost, self._monotonic()
@@ -176,9 +176,9 @@ class Drawing:
         """Another draw for one that is late. Raises `ResourceStopped`."""
         lease = self._lease_of(draw.limits)
         if draw.arrived > draw.deadline:
-            self._lead = _ahead(draw.arrived - draw.earliest)
+            self._lead = _lead_for(draw.arrived - draw.earliest)
         else:
-            lease.lead = _ahead(self._monotonic() - draw.earliest)
+            lease.lead = _lead_for(self._monotonic() - draw.earliest)
         self._settled += lease.empty()  # leased at the same time, and as late
         self.give_back(draw)
         return await self.draw(draw.limits, draw.cost)
@@ -218,11 +218,11 @@ class Drawing:
     async def flush(self) -> None:
         """Try once to write settlements and observations; draws that come meanwhile are not waited for.
 
-        While the database is away, what is to be drawn and what was observed stay pending. What would come back is
-        lost.
+        While the database is away, what is to be drawn and what was observed stay pending. Units that would
+        come back are lost.
         """
-        self._take_held()
-        self._end_pause()
+        self._retry_postponed()
+        self._end_retry_pause()
         await self._round()
         if self._observations:
             await self._write_observations()
@@ -234,10 +234,10 @@ class Drawing:
         except Exception as error:  # noqa: BLE001 - limits may be told wrong for a while, a worker has to end
             log.warning("could not save what is left of request limits (%s: %s)", type(error).__name__, error)
         finally:
-            for pending in (self._settled, self._held, self._observations):
+            for pending in (self._settled, self._postponed, self._observations):
                 pending.clear()
-            self._take_held()
-            self._end_pause()
+            self._retry_postponed()
+            self._end_retry_pause()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Drawing:
             await end
 
     def _lease_of(self, limits: Limits) -> LimitLease:
-        id_ = _names(limits)
+        id_ = _limit_ids(limits)
         lease = self._leases.get(id_)
         if lease is None or lease.limits != limits:
             lead = 0.0 if lease is None else lease.lead  # as slow as before, whatever the limits are
@@ -278,8 +278,8 @@ class Drawing:
         return lease
 
     def _reopen(self, limits: Limits) -> None:
-        """Units come back: the next request asks again."""
-        if (lease := self._leases.get(_names(limits))) is not None:
+        """Let the next request ask the database again, because units come back."""
+        if (lease := self._leases.get(_limit_ids(limits))) is not None:
             lease.shut_until = 0.0
 
     def _refuse_if_shut(self, lease: LimitLease, cost: float) -> None:
@@ -292,7 +292,7 @@ class Drawing:
         until = from_epoch(lease.shut_until - PATIENCE / 2)
         return ResourceStopped(lease.shut_by, "limit", until)
 
-    def _cancelled(self, waiting: _Waiting) -> None:
+    def _give_back_cancelled(self, waiting: _Waiting) -> None:
         answer = waiting.answer
         if not answer.done() or answer.cancelled() or answer.exception() is not None:
             return
@@ -302,30 +302,30 @@ class Drawing:
     def _start(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="resilient-draw", context=apart())
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._continue)
 
-    def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Somebody may have cancelled the task: another one goes on with what is left."""
+    def _continue(self, _task: asyncio.Task[None]) -> None:
+        """Start another task if this one ended, perhaps cancelled, before its work was done."""
         if self._has_work():
             self._start()
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._rounds or (self._settled and self._pause is None))
+        return bool(self._waiting or self._rounds or (self._settled and self._retry_timer is None))
 
-    def _end_pause(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
+    def _end_retry_pause(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         if self._settled:
             self._start()
 
-    def _failed(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException) -> None:
         """Settlements pause before they are tried again; a draw does not wait for that, and takes them along."""
         if isinstance(error, Exception):
             self._failures.failed("cannot draw request limits (%s: %s)", type(error).__name__, error)
-        if self._settled and self._pause is None:
+        if self._settled and self._retry_timer is None:
             pause = retry_pause(self._tries, self._roll())
-            self._pause = asyncio.get_running_loop().call_later(pause, self._end_pause, context=apart())
+            self._retry_timer = asyncio.get_running_loop().call_later(pause, self._end_retry_pause, context=apart())
         self._tries += 1
 
     async def _run(self) -> None:
@@ -344,9 +344,9 @@ class Drawing:
     async def _draw_batch(self) -> None:
         batch = [w for w in self._waiting[:_BATCH] if not w.answer.cancelled()]
         self._waiting = self._waiting[_BATCH:]
-        over = self._left_over()
+        expired = self._expired_units()
         asks, remainder = self._asks(batch)
-        settled, self._settled = self._settled + over + remainder, []
+        settled, self._settled = self._settled + expired + remainder, []
         if not batch and not settled:
             return
         try:
@@ -355,14 +355,14 @@ class Drawing:
             self._settled += _charges(settled)
             for w in batch:
                 self._refuse(w)
-            self._failed(error)
+            self._note_failure(error)
             if isinstance(error, Exception):
                 return
             raise
         self._tries = 0
         self._failures.worked()
-        self._end_pause()
-        self._hold(rest)
+        self._end_retry_pause()
+        self._postpone(rest)
         self._take_in(batch, drawn)
 
     def _asks(self, batch: list[_Waiting]) -> tuple[list[store.Ask], list[Settled]]:
@@ -374,20 +374,20 @@ class Drawing:
         remainder: list[Settled] = []
         last = {id(w.lease): w for w in batch}
         for w in batch:
-            more = self._more(w) if last[id(w.lease)] is w else 0
+            more = self._units_to_lease(w) if last[id(w.lease)] is w else 0
             if more:
                 remainder += w.lease.empty()
             asks.append(store.Ask(w.lease.limits, w.cost, PATIENCE, more, w.lead))
         for w in last.values():
-            w.lease.lead = _less(w.lease.lead)
+            w.lease.lead = _decreased(w.lease.lead)
         if batch:
-            self._lead = _less(self._lead)
+            self._lead = _decreased(self._lead)
         return asks, remainder
 
     def _take_in(self, batch: list[_Waiting], drawn: Sequence[store.Drawn | None]) -> None:
         for w, answer in zip(batch, drawn, strict=True):
             if answer is None:
-                self._pass(w)
+                self._ask_again(w)
                 continue
             if answer.leased:
                 w.lease.units, w.lease.tats = answer.leased, answer.tats
@@ -398,21 +398,22 @@ class Drawing:
             elif answer.draw.granted:  # cancelled meanwhile
                 self.give_back(self._timed(w.lease, w.cost, answer))
 
-    def _hold(self, rest: list[Settled]) -> None:
-        """Keep what could not be settled apart for a while: with it each draw would wait for whoever holds a limit."""
-        self._held += _charges(rest)
-        if self._held and self._release is None:
-            self._release = asyncio.get_running_loop().call_later(_NEXT_TRY, self._take_held, context=apart())
+    def _postpone(self, rest: list[Settled]) -> None:
+        """Postpone settlements of limits that somebody holds: with them every draw would wait for that lock."""
+        self._postponed += _charges(rest)
+        if self._postponed and self._postponed_timer is None:
+            loop = asyncio.get_running_loop()
+            self._postponed_timer = loop.call_later(_NEXT_TRY, self._retry_postponed, context=apart())
 
-    def _take_held(self) -> None:
-        if self._release is not None:
-            self._release.cancel()
-            self._settled, self._held, self._release = self._settled + self._held, [], None
+    def _retry_postponed(self) -> None:
+        if self._postponed_timer is not None:
+            self._postponed_timer.cancel()
+            self._settled, self._postponed, self._postponed_timer = self._settled + self._postponed, [], None
             if self._settled:
                 self._start()
 
-    def _pass(self, w: _Waiting) -> None:
-        """Somebody holds a limit that it needs, perhaps for a moment only: ask once more, and then let its job wait."""
+    def _ask_again(self, w: _Waiting) -> None:
+        """Ask once more for a draw whose limit somebody holds; the second time let its job wait."""
         if not w.is_passed:
             w.is_passed = True
             self._waiting.append(w)
@@ -452,7 +453,7 @@ class Drawing:
             self._clocks.learn(one.now, before, self._monotonic())
         return drawn, rest
 
-    def _more(self, w: _Waiting) -> int:
+    def _units_to_lease(self, w: _Waiting) -> int:
         """Units to lease on top: as many as the lease used lately."""
         lease = w.lease
         if not lease.chunk or w.lead or lease.units >= w.cost:  # its lease came while it waited
@@ -460,16 +461,16 @@ class Drawing:
         lately = max(lease.before, lease.draws)
         return min(lease.chunk, lately) if lately >= _LEAST_LEASE else 0
 
-    def _left_over(self) -> list[Settled]:
-        """Leased units nobody spent in time."""
+    def _expired_units(self) -> list[Settled]:
+        """Take out the units of leases that ended before they were spent."""
         at = self._monotonic()
-        over = [lease for lease in self._unspent.values() if lease.ends_at <= at]
-        for lease in over:
+        expired = [lease for lease in self._unspent.values() if lease.ends_at <= at]
+        for lease in expired:
             del self._unspent[id(lease)]
-        return [one for lease in over for one in lease.empty()]
+        return [one for lease in expired for one in lease.empty()]
 
 
-def _names(limits: Limits) -> tuple[store.LimitId, ...]:
+def _limit_ids(limits: Limits) -> tuple[store.LimitId, ...]:
     return tuple((key, limit.name) for key, limit in limits)
 
 
@@ -478,13 +479,13 @@ def _charges(settled: list[Settled]) -> list[Settled]:
     return [one for one in settled if one.units > 0]
 
 
-def _less(lead: float) -> float:
-    """Perhaps less will do."""
+def _decreased(lead: float) -> float:
+    """A shorter lead, in case that is enough."""
     return lead * 0.95 if lead > LEAST_LEAD else 0.0
 
 
-def _ahead(late: float) -> float:
-    """The lead for who came so many seconds after the moment of a draw."""
+def _lead_for(late: float) -> float:
+    """The lead of a path whose request came so many seconds after its draw's moment."""
     return min(LONGEST_LEAD, 1.25 * max(0.0, late))
 
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 log = logger("gate")
 MAX_AGE: Final = 0.25  # seconds
-MAX_AGE_UNTOLD: Final = 0.05
+MAX_AGE_ON_SQLITE: Final = 0.05
 FRESH_FOR: Final = 0.75  # seconds from the look at the gates to the socket; with `MAX_AGE` a second
 LOOK_BEFORE: Final = 0.1  # seconds before a reserved moment in which the gates are looked at
 _MOST_TRIES: Final = 5  # draws for one request, where every one comes too late
@@ -90,7 +90,7 @@ class Gate:
         self._database, self._policies, self._owner = database, policies, owner
         self._roll = (rng or random.Random()).random  # noqa: S311 - jitter
         if max_age is None:
-            max_age = MAX_AGE_UNTOLD if database.is_sqlite else MAX_AGE
+            max_age = MAX_AGE_ON_SQLITE if database.is_sqlite else MAX_AGE
         self._snapshot = Snapshot(database, aging, max_age)
         self._drawing = Drawing(database, monotonic, self.now, self._roll)
         self._reporter = Reporter(
@@ -98,7 +98,7 @@ class Gate:
             roll=self._roll, on_change=on_change,
         )  # fmt: skip
         self._probing = Probing(
-            database, policies, owner=owner, snapshot=self._snapshot, reporter=self._reporter, is_probe=self._probes
+            database, policies, owner=owner, snapshot=self._snapshot, reporter=self._reporter, is_probe=self._is_probe
         )
         self._on_cooldown = on_cooldown
         self._lessons = Lessons(
@@ -137,14 +137,14 @@ class Gate:
         self._snapshot.learn(facts, now)
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Somebody says that these resources changed: read them again before they are used."""
+        """Read these resources again before they are used, because they changed."""
         self._snapshot.forget(keys)
 
     def stop(self, key: str, *, probes: Probes = ()) -> Stop | None:
         """What stops a job of ``key`` from starting, as far as is known without asking the database."""
-        if not self._resting and not self._uneasy(key):
+        if not self._resting and not self._is_restricted(key):
             return None
-        facts_of, now = self._snapshot.known, None
+        facts_of, now = self._snapshot.facts, None
         for level in path(key):
             facts = facts_of.get(level)
             if level in self._resting:
@@ -152,16 +152,16 @@ class Gate:
             if facts is None or facts.calm:
                 continue
             now = now or self.now()
-            stop = refusal(facts, now, probing=self._probes(facts, probes))
+            stop = refusal(facts, now, probing=self._is_probe(facts, probes))
             if stop is not None:
                 return stop
         return None
 
     def capped(self, key: str) -> Sequence[str]:
         """The keys of the path on which an ended job frees a slot that others may wait for."""
-        if not self._uneasy(key):
+        if not self._is_restricted(key):
             return self._policies.capped(key)
-        facts_of, keys = self._snapshot.known, []
+        facts_of, keys = self._snapshot.facts, []
         for level in path(key):
             facts = facts_of.get(level)
             override = None if facts is None else facts.policy_override
@@ -189,42 +189,42 @@ class Gate:
 
     def budgets_by_kind(self) -> dict[str, dict[str, str]]:
         """The kinds whose jobs count for a budget that is stopped or slowed, as far as is known, by account."""
-        return self.names.by_account(self._snapshot.uneasy) if self.names.groups else {}
+        return self.names.by_account(self._snapshot.restricted) if self.names.groups else {}
 
     def is_taught(self, key: str) -> bool:
-        """Whether throttles taught something about a resource of the path."""
-        facts_of = self._snapshot.known
-        return self._uneasy(key) and any(k in facts_of and facts_of[k].learnt is not None for k in path(key))
+        """Whether a limit was learnt from throttles of a resource of the path."""
+        facts_of = self._snapshot.facts
+        return self._is_restricted(key) and any(k in facts_of and facts_of[k].learnt is not None for k in path(key))
 
     async def reserve(self, key: str, cost: float) -> Reservation:
-        """Wait for the place of a request that is about to be sent, until `LOOK_BEFORE` its moment.
+        """Draw for a request that is about to come, and wait until `LOOK_BEFORE` the draw's moment.
 
-        Raises `ResourceStopped`. `admit` uses it; what nobody uses soon is given back.
+        Raises `ResourceStopped`. `admit` uses it up; if that does not happen soon, it is given back.
         """
         began = self._monotonic()
         await self.check(key)
         flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
-        made = Reservation(key, cost, self._limits(key), flights)
+        reservation = Reservation(key, cost, self._limits(key), flights)
         try:
-            if made.limits:
-                made.draw = await self._drawing.draw(made.limits, cost)
-                if (ahead := made.draw.send_at - self._monotonic() - LOOK_BEFORE) > 0:
+            if reservation.limits:
+                reservation.draw = await self._drawing.draw(reservation.limits, cost)
+                if (ahead := reservation.draw.send_at - self._monotonic() - LOOK_BEFORE) > 0:
                     await asyncio.sleep(ahead)
             await self.check(key)
         except BaseException:
-            self.release(made)
+            self.release(reservation)
             raise
-        loop, made.waited = asyncio.get_running_loop(), self._monotonic() - began
-        made.timer = loop.call_later(LOOK_BEFORE + FRESH_FOR, self.release, made, context=apart())
-        return made
+        loop, reservation.waited = asyncio.get_running_loop(), self._monotonic() - began
+        reservation.timer = loop.call_later(LOOK_BEFORE + FRESH_FOR, self.release, reservation, context=apart())
+        return reservation
 
-    def release(self, reserved: Reservation) -> None:
-        """Give a place back that no request has used."""
-        if not reserved.take():
+    def release(self, reservation: Reservation) -> None:
+        """Give back a reservation that no request has used."""
+        if not reservation.take():
             return
-        self._lessons.flows.leave(reserved.flights)
-        if reserved.draw is not None and not self._closing:
-            self._drawing.give_back(reserved.draw)
+        self._lessons.flows.leave(reservation.flights)
+        if reservation.draw is not None and not self._closing:
+            self._drawing.give_back(reservation.draw)
 
     async def admit(
         self,
@@ -233,36 +233,36 @@ class Gate:
         *,
         probes: Probes = (),
         own: str | None = None,
-        reserved: Reservation | None = None,
+        reservation: Reservation | None = None,
     ) -> GatePermit:
         """Check the gates and draw the request limits, waiting up to two seconds; raises `ResourceStopped`.
 
         Exactly one of `answered`, `failed` and `abandoned` takes the permit back. See `check` for ``own``, and
-        `reserve` for ``reserved``.
+        `reserve` for ``reservation``.
         """
         due = await self.check(key, probes=probes, own=own)
         draw: TimedDraw | None = None
-        if reserved is not None and (reserved.key, reserved.cost) == (key, cost) and reserved.take():
-            flights, draw, limits = reserved.flights, reserved.draw, reserved.limits
+        if reservation is not None and (reservation.key, reservation.cost) == (key, cost) and reservation.take():
+            flights, draw, limits = reservation.flights, reservation.draw, reservation.limits
         else:
-            if reserved is not None:
-                self.release(reserved)
+            if reservation is not None:
+                self.release(reservation)
             flights = await self._lessons.flows.enter(key, limited=bool(self._limits(key)))
             limits = self._limits(key)
         try:
             if draw is None and (not limits or cost <= 0) and not due:
-                if self.stop(key, probes=probes) is not None:  # it waited for its turn
+                if self.stop(key, probes=probes) is not None:  # `enter` has waited
                     await self.check(key, probes=probes, own=own)
-                permit = self._permit(key, probes)
+                permit = self._new_permit(key, probes)
             else:
-                permit = await self._drawn(key, cost, limits, draw, probes=probes, own=own)
+                permit = await self._draw_permit(key, cost, limits, draw, probes=probes, own=own)
         except BaseException:
             self._lessons.flows.leave(flights)
             raise
         permit.flights = flights
         return permit
 
-    async def _drawn(
+    async def _draw_permit(
         self, key: str, cost: float, limits: Limits, draw: TimedDraw | None, *, probes: Probes, own: str | None
     ) -> GatePermit:
         """A permit with what was drawn for it (perhaps before: ``draw``), and with the circuits that it tries out."""
@@ -286,12 +286,12 @@ class Gate:
             for level, generation in elected:
                 self._probing.give_back(level, generation)
             raise
-        permit = self._permit(key, probes)
+        permit = self._new_permit(key, probes)
         permit.draw, permit.elected = draw, elected
         return permit
 
     async def _look_and_wait(self, draw: TimedDraw | None, key: str, probes: Probes, own: str | None) -> bool:
-        """Be at a place's moment with the gates looked at just before; see `check` for what is returned."""
+        """Wait for a draw's moment, and check the gates just before it; returns what `check` does."""
         ahead = 0.0 if draw is None else draw.send_at - self._monotonic()
         if ahead > LOOK_BEFORE:
             await asyncio.sleep(ahead - LOOK_BEFORE)
@@ -309,7 +309,7 @@ class Gate:
         return permit.draw is not None and self._drawing.is_late(permit.draw)
 
     async def again(self, permit: GatePermit) -> None:
-        """What was admitted has waited too long to be sent: look at the gates, and draw, once more.
+        """Check the gates once more, and draw again if need be, for a request that was admitted and not sent in time.
 
         Raises `ResourceStopped`; nothing was sent then, and what was drawn is given back.
         """
@@ -317,7 +317,7 @@ class Gate:
         of_path = zip(path(key), permit.generations, strict=True)
         probes = tuple(one for one in of_path if one[0] in permit.probing)
         for _ in range(_MOST_TRIES):
-            draw, permit.draw = permit.draw, None  # it is the drawing's again
+            draw, permit.draw = permit.draw, None  # from here on it is given back here
             if draw is not None:
                 draw = await self._drawing.draw_again(draw) if self._drawing.is_late(draw) else draw
             try:
@@ -326,7 +326,7 @@ class Gate:
                 if draw is not None:
                     self._drawing.give_back(draw)
                 raise
-            new = self._permit(key, probes)
+            new = self._new_permit(key, probes)
             permit.generations, permit.sent_at, permit.fresh_until = new.generations, new.sent_at, new.fresh_until
             permit.draw = draw
             if not self.is_late(permit):
@@ -361,28 +361,28 @@ class Gate:
             self._count(permit, failure)
 
     def abandoned(self, permit: GatePermit) -> None:
-        """A request nobody waits for any more: it says nothing, and what was drawn for it is gone."""
+        """End a request that nobody waits for any more: it counts for nothing, and its draw is not given back."""
         self._lessons.flows.leave(permit.flights)
         permit.flights = ()
 
     def ended(self, key: str, probes: Probes, outcome: Outcome, *, answered: bool) -> None:
-        """An execution is over: what no request of it said about its resource, its outcome does.
+        """End an execution. If no request of it was answered, its outcome counts for its resource.
 
-        A probe that decided nothing gives its circuit back.
+        A probe that decided nothing is given up.
         """
-        if isinstance(outcome, Succeeded) and not probes and (answered or not self._uneasy(key)):
+        if isinstance(outcome, Succeeded) and not probes and (answered or not self._is_restricted(key)):
             return
         failure = outcome.failure if isinstance(outcome, Failed) else None
         silent = not answered and isinstance(outcome, (Failed, Succeeded))
-        telling = silent and (failure is not None or bool(probes) or self._uneasy(key))
-        if telling or probes:
-            permit = self._permit(key, probes)
-            if telling:
+        counts = silent and (failure is not None or bool(probes) or self._is_restricted(key))
+        if counts or probes:
+            permit = self._new_permit(key, probes)
+            if counts:
                 self._count(permit, failure)
             elif permit.probing:
-                self._undecided(permit)
+                self._report_undecided(permit)
         if failure is not None and failure.status is None and failure.kind in WAITS_FOR_RESOURCE:
-            self._said_throttled(key, failure)
+            self._rest_for_handler(key, failure)
 
     async def cool_down(
         self,
@@ -398,18 +398,18 @@ class Gate:
 
         ``refusal``: what it may teach (`core.gates.learnt`).
         """
-        if not self._rest(key, until):
+        if not self._begin_rest(key, until):
             self._lessons.repeated(key, refusal)
             return
-        written, words = asyncio.Event(), {"sent_at": sent_at, "exact": exact, "refusal": refusal}
-        self._spawn_cool_down(key, until, code, words, written.set)
-        await written.wait()  # a job that is cut off here leaves it to its task
+        written, details = asyncio.Event(), {"sent_at": sent_at, "exact": exact, "refusal": refusal}
+        self._spawn_cool_down(key, until, code, details, written.set)
+        await written.wait()  # if its job is cancelled here, the task goes on
 
     def _spawn_cool_down(self, key: str, *args: Any) -> None:
-        self._reporter.spawn(self._cool_down_in_the_end(key, *args), lambda: self._resting.pop(key, None))
+        self._reporter.spawn(self._cool_down_until_written(key, *args), lambda: self._resting.pop(key, None))
 
-    async def _cool_down_in_the_end(
-        self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any], tried: Callable[[], None]
+    async def _cool_down_until_written(
+        self, key: str, until: datetime | None, code: str | None, details: Mapping[str, Any], tried: Callable[[], None]
     ) -> None:
         """Write a throttle, or try until it is over: this worker rests meanwhile. ``tried`` is called after a try."""
         rests, tries = until or self.now() + timedelta(seconds=1), 0
@@ -417,11 +417,11 @@ class Gate:
             if tries:
                 await asyncio.sleep(retry_pause(tries - 1, self._roll()))
             try:
-                return await self._cool_down(key, until, code, words)
+                return await self._cool(key, until, code, details)
             except Exception as error:
                 if not isinstance(error, DatabaseUnreachable) and not is_lock_timeout(error):
                     raise
-                if not tries:  # what was answered is not lost over it
+                if not tries:  # the answer itself is not lost
                     log.warning("cannot write yet that %s is throttled (%s)", key, error)
             finally:
                 tried()
@@ -429,10 +429,10 @@ class Gate:
         self._resting.pop(key, None)
         return None
 
-    def _rest(self, key: str, until: datetime | None) -> bool:
-        """It counts here before it is written; False if that is known: one signal, however many were in flight."""
+    def _begin_rest(self, key: str, until: datetime | None) -> bool:
+        """Let a resource rest here before that is written; False if it rests as long already: one signal is enough."""
         now = self.now()
-        facts = self._snapshot.known.get(key)
+        facts = self._snapshot.facts.get(key)
         rests = None if facts is None else facts.blocked_until
         rests = max((t for t in (rests, self._resting.get(key)) if t is not None and t > now), default=None)
         if rests is not None and (until is None or until <= rests):
@@ -440,14 +440,14 @@ class Gate:
         self._resting[key] = until if until is not None and until > now else now + timedelta(seconds=1)
         return True
 
-    async def _cool_down(self, key: str, until: datetime | None, code: str | None, words: Mapping[str, Any]) -> None:
-        facts = self._snapshot.known.get(key)
+    async def _cool(self, key: str, until: datetime | None, code: str | None, details: Mapping[str, Any]) -> None:
+        facts = self._snapshot.facts.get(key)
         learning = self._policies.for_key(key, None if facts is None else facts.policy_override).learn
         cooled, news = await self._database.transaction(
-            gates.cool_down, key, until, code, self._roll(), learning=learning, how_long=SHORT_LOCK_WAIT, **words
+            gates.cool_down, key, until, code, self._roll(), learning=learning, how_long=SHORT_LOCK_WAIT, **details
         )
         self._snapshot.put(cooled)
-        refusal = None if news else words["refusal"]
+        refusal = None if news else details["refusal"]
         if cooled.key != key:  # the account has as many as are learnt apart
             self.names.fold(key)
             refusal = None
@@ -460,7 +460,7 @@ class Gate:
                 self._on_cooldown(cooled)
 
     async def budgets(self, permit: GatePermit, budgets: Sequence[Budget], named: str | None = None) -> None:
-        """What the server says is left lowers our view of declared limits; a spent unknown one cools down.
+        """Lower declared limits to an answer's budgets; an undeclared budget that is used up cools its resource down.
 
         ``named``: the resource of the budget that the request counted for, if it is one of its own.
         """
@@ -478,10 +478,10 @@ class Gate:
             elif (reset_at := stated_budgets.refill_time(budget, reach, now)) is not None:
                 await self.cool_down(named or permit.key, reset_at, f"budget:{budget.name}", exact=True)
         if stated:
-            self._keep_to(permit, stated)
+            self._observe_undeclared(permit, stated)
 
-    def _keep_to(self, permit: GatePermit, stated: Sequence[tuple[Budget, float]]) -> None:
-        """Write down what is left of budgets that nobody declared, for every process's claims and draws."""
+    def _observe_undeclared(self, permit: GatePermit, stated: Sequence[tuple[Budget, float]]) -> None:
+        """Report what is left of undeclared budgets, for the claims and draws of every process."""
         key, sent_at = permit.key, permit.sent_at.timestamp()
         policy, now = self._policies.for_key(key), self.now()
         spread = policy.pace is not None or bool(policy.reserve)
@@ -492,16 +492,16 @@ class Gate:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _permit(self, key: str, probes: Probes) -> GatePermit:
-        facts_of = self._snapshot.known
+    def _new_permit(self, key: str, probes: Probes) -> GatePermit:
+        facts_of = self._snapshot.facts
         levels = [facts_of.get(level) for level in path(key)]
         probing: tuple[str, ...] = ()
         if probes:
-            probing = tuple(facts.key for facts in levels if facts is not None and self._probes(facts, probes))
+            probing = tuple(facts.key for facts in levels if facts is not None and self._is_probe(facts, probes))
         generations = tuple(-1 if facts is None else facts.breaker.generation for facts in levels)
         return GatePermit(key, generations, probing, self.now(), fresh_until=self._monotonic() + FRESH_FOR)
 
-    def _probes(self, facts: ResourceFacts, probes: Probes) -> bool:
+    def _is_probe(self, facts: ResourceFacts, probes: Probes) -> bool:
         """Whether a job with these probes is the one its half-open circuit lets through.
 
         Not one whose lease ended before it sent anything: another has been elected since, in a generation of its own.
@@ -509,13 +509,13 @@ class Gate:
         b = facts.breaker
         return b.state == "half_open" and (facts.key, b.generation) in probes and self._owner in (None, b.probe_owner)
 
-    def _uneasy(self, key: str) -> bool:
+    def _is_restricted(self, key: str) -> bool:
         """Whether some gate of the path is known to stop or slow it."""
-        return bool(self._snapshot.uneasy) and not self._snapshot.uneasy.isdisjoint(path(key))
+        return bool(self._snapshot.restricted) and not self._snapshot.restricted.isdisjoint(path(key))
 
     def _limits(self, key: str) -> Limits:
         limits: list[Any] = []
-        facts_of = self._snapshot.known
+        facts_of = self._snapshot.facts
         for level in path(key):
             facts = facts_of.get(level)
             policy = self._policies.for_key(level, None if facts is None else facts.policy_override)
@@ -528,13 +528,13 @@ class Gate:
         return tuple(limits)
 
     def _count(self, permit: GatePermit, failure: Failure | None) -> None:
-        """Add the outcome of a request to the sums of its path."""
-        key, soonest, facts_of, passed = permit.key, QUIET, self._snapshot.known, list[str]()
+        """Count the outcome of a request for each resource of its path."""
+        key, soonest, facts_of, passed = permit.key, QUIET, self._snapshot.facts, list[str]()
         retry_at, tenancy = None if failure is None else self._retry_at(failure), self._policies.tenancy(key)
         for level, generation in zip(path(key), permit.generations, strict=True):
             verdict = "ok" if failure is None else judge(failure, key, level, tenancy)
             if verdict == "ok" and (failure is None or failure.kind not in WAITS_FOR_RESOURCE):
-                passed.append(level)  # a refused request is proof of life, but nobody let it through
+                passed.append(level)  # a throttled request shows that the resource lives, but it was not let through
             if is_budget(level):
                 continue  # circuits are its account's
             floor = retry_at if failure is not None and names(failure, key, level, tenancy) else None
@@ -552,7 +552,7 @@ class Gate:
         self._lessons.ended(key, permit.flights, passed)
         permit.flights = ()
 
-    def _undecided(self, permit: GatePermit) -> None:
+    def _report_undecided(self, permit: GatePermit) -> None:
         for level, generation in zip(path(permit.key), permit.generations, strict=True):
             if level in permit.probing:
                 self._reporter.tally.probe(level, generation, "neutral", None, None)
@@ -583,16 +583,16 @@ class Gate:
         if key is not None and self.names.key_of(resource, name) is None:
             with contextlib.suppress(ResourceStopped):  # the database is away
                 await self._snapshot.refresh([key])
-            if key in self._snapshot.uneasy:
+            if key in self._snapshot.restricted:
                 self.names.split(resource)
         return self.names.key_of(resource, name) or resource
 
-    def _said_throttled(self, key: str, failure: Failure) -> None:
-        """A handler says so itself: the next one, which may begin before anything is written, does not start."""
+    def _rest_for_handler(self, key: str, failure: Failure) -> None:
+        """Begin the rest that a handler's error asks for: the next job may start before anything is written."""
         resource, until = scoped(failure, key, self._policies.tenancy(key)), self._retry_at(failure)
-        if failure.kind != "auth" and self._rest(resource, until):
-            words = {"sent_at": None, "exact": False, "refusal": None}
-            self._spawn_cool_down(resource, until, failure.code, words, lambda: None)
+        if failure.kind != "auth" and self._begin_rest(resource, until):
+            details = {"sent_at": None, "exact": False, "refusal": None}
+            self._spawn_cool_down(resource, until, failure.code, details, lambda: None)
 
     def _retry_at(self, failure: Failure) -> datetime | None:
         if failure.retry_at is not None:

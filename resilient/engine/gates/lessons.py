@@ -55,7 +55,7 @@ PROMPT, SOON = 0.05, 1.0  # seconds until a report, while the load comes back an
 _UNUSED: Final = 60.0  # seconds after which it begins slowly again
 MOST_RESOURCES: Final = 20_000
 MOST_ROOTS: Final = 1_000
-_OPEN: Final = 1e9  # requests at once: no bound
+_UNBOUNDED: Final = 1e9  # requests at once: no bound
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class Flow:
 
 
 class Flight(NamedTuple):
-    """One request through one resource: the generation it was sent under, and how many were on their way then."""
+    """One request in flight through one resource: its generation, and how many were in flight when it began."""
 
     flow: Flow
     generation: int
@@ -92,7 +92,7 @@ class Flows:
     def __init__(
         self, monotonic: Callable[[], float], facts: Mapping[str, ResourceFacts], now: Callable[[], datetime]
     ) -> None:
-        self._monotonic, self._known, self._now = monotonic, facts, now
+        self._monotonic, self._facts, self._now = monotonic, facts, now
         self._flows: dict[str, Flow] = {}
         self._outbound: list[Report] = []  # of generations that are over, and those that could not be written
         self._unreported: set[str] = set()  # keys with something to report
@@ -106,13 +106,14 @@ class Flows:
         if limited:
             for flow in flows:
                 if not flow.generation:
-                    flow.cap = _OPEN
+                    flow.cap = _UNBOUNDED
         while (full := next((f for f in flows if not self._has_room(f)), None)) is not None:
             await self._wait(full)
         flights = []
         for flow in flows:
             self._follow(flow)
-            if flow.generation and not flow.in_flight and not flow.accepted:  # it was idle, and that is no pace
+            # the idle time before says nothing of the rate
+            if flow.generation and not flow.in_flight and not flow.accepted:
                 flow.since = self._monotonic()
             flow.in_flight += 1
             flights.append(Flight(flow, flow.generation, flow.in_flight))
@@ -125,7 +126,8 @@ class Flows:
             flow = flight.flow
             flow.in_flight -= 1
             if flow.key in passed:
-                if flight.generation == flow.generation:  # else it says nothing of the rate that holds now
+                # one of an earlier generation says nothing of the present rate
+                if flight.generation == flow.generation:
                     flow.cap, flow.grown_at = flow.cap + GROWTH, self._monotonic()
                 wait = self._count(flow, flight.generation, flight.at_once)
                 due = wait if due is None or (wait is not None and wait < due) else due
@@ -166,7 +168,7 @@ class Flows:
         return Refusal(flight.generation, wait, accepted, max(0.0, self._monotonic() - began), peak)
 
     def give_back(self, key: str, refusal: Refusal) -> None:
-        """Report what a refusal has counted: it was no event of its own, so it teaches nothing."""
+        """Report what a refusal counted: it belongs to an earlier throttle, so it teaches nothing."""
         if refusal.accepted:
             self._outbound.append(Report(key, Answers(refusal.generation, refusal.accepted, refusal.peak)))
 
@@ -201,7 +203,7 @@ class Flows:
             flow = Flow(key, FIRST if "/" in key else FIRST_OF_ROOT, since=at, grown_at=at)
             flow.generation = self._generation(key)
             if is_budget(key) and not flow.generation:  # its account begins slowly
-                flow.cap = _OPEN
+                flow.cap = _UNBOUNDED
             self._flows[key] = flow
         elif at - flow.used_at > IDLE and not flow.in_flight and not flow.generation:
             self._restart(flow)
@@ -219,7 +221,7 @@ class Flows:
                 self._outbound.append(Report(flow.key, Answers(flow.generation, flow.accepted, max(1, flow.peak))))
 
     def _generation(self, key: str) -> int:
-        facts = self._known.get(key)
+        facts = self._facts.get(key)
         return 0 if facts is None or facts.learnt is None else facts.learnt.generation
 
     def _follow(self, flow: Flow) -> None:
@@ -227,7 +229,7 @@ class Flows:
         generation = self._generation(flow.key)
         if generation == flow.generation:
             return
-        facts = self._known.get(flow.key)  # None: it was forgotten
+        facts = self._facts.get(flow.key)  # None: it was forgotten
         learnt = None if facts is None else facts.learnt
         if flow.accepted and learnt is not None and learnt.previous == flow.generation:
             self._outbound.append(Report(flow.key, Answers(flow.generation, flow.accepted, max(1, flow.peak))))
@@ -244,7 +246,7 @@ class Flows:
     def _count(self, flow: Flow, generation: int, at_once: int) -> float | None:
         at = self._monotonic()
         if generation != flow.generation:
-            facts = self._known.get(flow.key)
+            facts = self._facts.get(flow.key)
             if facts is None or facts.learnt is None or facts.learnt.previous != generation:
                 return None
             self._outbound.append(Report(flow.key, Answers(generation, 1)))
@@ -259,7 +261,7 @@ class Flows:
         flow.accepted += 1
         flow.peak = max(flow.peak, at_once)
         self._unreported.add(flow.key)
-        facts = self._known.get(flow.key)
+        facts = self._facts.get(flow.key)
         is_slow = facts is not None and allowance(facts.learnt, self._now().timestamp()) is not None
         return PROMPT if is_slow else SOON
 
@@ -269,7 +271,7 @@ class Flows:
         return flow.in_flight < flow.cap or self._widen(flow)
 
     def _widen(self, flow: Flow) -> bool:
-        """Let more out with time, where answers are slow; returns whether there is room now."""
+        """Raise the cap as time passes without answers; returns whether there is room now."""
         at = self._monotonic()
         if at - flow.grown_at >= PAUSE:
             flow.cap, flow.grown_at = max(flow.cap * WIDER, flow.cap + 1), at
@@ -334,7 +336,7 @@ class Lessons:
     ) -> None:
         self._database, self._policies, self._snapshot = database, policies, snapshot
         self._monotonic, self._spawn = monotonic, spawn
-        self.flows = Flows(monotonic, snapshot.known, snapshot.now)
+        self.flows = Flows(monotonic, snapshot.facts, snapshot.now)
         self._common_limits: dict[str, CommonLimit] = {}  # by root
         self._latencies: dict[str, Latency] = {}
         self._timer = Timer(lambda: self._spawn(self._report()))
@@ -379,18 +381,18 @@ class Lessons:
         root = resource.partition("/")[0]
         if not self._policies.for_key(root).learn.on:
             return None
-        facts = self._snapshot.known.get(root)
+        facts = self._snapshot.facts.get(root)
         has_limit = facts is not None and facts.learnt is not None and facts.learnt.kind == "rate"
         return self._accounts_of(root).throttled(resource, self._monotonic(), seconds, has_limit=has_limit)
 
     async def forget_latest(self, accounts: Sequence[str]) -> None:
         """Forget what these accounts learnt just now: it was their root's limit."""
         since = self._snapshot.now() - timedelta(seconds=2 * BURST)
-        await self._carefully(gates.forget_burst, accounts, since)
+        await self._run_unless_locked(gates.forget_burst, accounts, since)
         self._snapshot.forget(accounts)
 
     def cooled_down(self, facts: ResourceFacts, repeat: Refusal | None) -> None:
-        """Go on after a cooldown was written. ``repeat``: its refusal, if that was no event of its own."""
+        """Go on after a cooldown was written. ``repeat``: its refusal, if it belongs to an earlier throttle."""
         if repeat is not None:
             self.flows.give_back(facts.key, repeat)
         elif (limit := summary(facts.learnt, self._snapshot.now().timestamp())) is not None:
@@ -418,7 +420,7 @@ class Lessons:
         refusal = None if times is None else self.flows.refusal(key, permit.flights, None)
         if times is None or refusal is None:
             return
-        facts = await self._carefully(gates.slow_down, key, refusal, times)
+        facts = await self._run_unless_locked(gates.slow_down, key, refusal, times)
         if facts is not None:
             self._snapshot.put(facts)
             self.cooled_down(facts, None)
@@ -436,14 +438,14 @@ class Lessons:
                     self._accounts_of(root).passed(account, self._monotonic())
             return
         for level in passed:
-            facts = self._snapshot.known.get(level)
+            facts = self._snapshot.facts.get(level)
             if facts is not None and facts.learnt is not None:
                 self._wake(self.flows.credit(level))
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    async def _carefully(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """In a transaction; None if a program holds what it needs: no answer waits for that, and it is learnt again."""
+    async def _run_unless_locked(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run ``fn`` in a transaction; None if somebody holds a row it needs: no answer waits for that."""
         try:
             return await self._database.transaction(fn, *args)
         except DBAPIError as error:
@@ -463,7 +465,7 @@ class Lessons:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        self._timer.ring_by(loop, loop.time() + delay)
+        self._timer.call_by(loop, loop.time() + delay)
 
     async def _report(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Leave to send a request, as the gate gives it out and takes it back, and the place kept for one that is to come."""
+"""The gate's part of a permit to send a request, and the reservation for a request that is about to come."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GatePermit:
-    """Leave to send one request: the generations it is sent under, and what was drawn for it."""
+    """The gate's part of a permit: the generations that the request is sent under, and its draw."""
 
     key: str
     generations: tuple[int, ...]  # of `path(key)`
-    probing: tuple[str, ...]
+    probing: tuple[str, ...]  # resources whose circuits it tries out
     sent_at: datetime
     elected: Probes = ()  # circuits it tries out by election of its own
     fresh_until: float = 0.0  # monotonic; the gates were looked at so lately
@@ -30,19 +30,19 @@ class GatePermit:
 
 @dataclass(slots=True)
 class Reservation:
-    """The place of a request that a job is about to send: what was drawn for it, by which limits, and its flight."""
+    """What is reserved for the request that a job is about to send: its draw, its limits and its flights."""
 
     key: str
     cost: float
     limits: Limits
     flights: tuple[Flight, ...]
     draw: TimedDraw | None = None
-    waited: float = 0.0  # seconds, for the place
+    waited: float = 0.0  # seconds, for the draw's moment
     is_open: bool = True  # neither used nor given back
     timer: asyncio.TimerHandle | None = None  # at its end it is given back
 
     def take(self) -> bool:
-        """Take it, once; whether it was there."""
+        """Use it up; returns False if it was used or given back before."""
         if self.timer is not None:
             self.timer.cancel()
         was_open, self.is_open = self.is_open, False

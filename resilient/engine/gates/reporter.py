@@ -60,17 +60,17 @@ class _Sum:
     ok: int = 0
     failed: int = 0
     trailing: int = 0
-    well: set[str] = field(default_factory=set)
-    ill: set[str] = field(default_factory=set)
+    healthy: set[str] = field(default_factory=set)
+    failing: set[str] = field(default_factory=set)
     failure: Failure | None = None
     floor: datetime | None = None
-    due: float = 0.0  # monotonic; when it is to be written
-    troubled: float = -1e9  # monotonic; when it last failed here
-    written: float = -1e9
+    due_at: float = 0.0  # monotonic; when it is to be written
+    failed_at: float = -1e9  # monotonic; when it last failed here
+    written_at: float = -1e9
 
     def clear(self) -> None:
         self.ok = self.failed = self.trailing = 0
-        self.well, self.ill, self.failure, self.floor = set(), set(), None, None
+        self.healthy, self.failing, self.failure, self.floor = set(), set(), None, None
 
 
 class Tally:
@@ -105,42 +105,42 @@ class Tally:
             s.generation = generation
         if verdict == "neutral":
             return QUIET
-        fresh = not (s.ok or s.failed)
+        is_first = not (s.ok or s.failed)
         if verdict == "failed":
             s.failed += 1
             s.trailing += 1
-            s.failure, s.floor, s.troubled = failure, floor, at
-            s.well.discard(child)
-            if len(s.ill) < _NAMES:
-                s.ill.add(child)
+            s.failure, s.floor, s.failed_at = failure, floor, at
+            s.healthy.discard(child)
+            if len(s.failing) < _NAMES:
+                s.failing.add(child)
             wait = PROMPT
         else:
             s.ok += 1
             s.trailing = 0
-            s.ill.discard(child)
-            if len(s.well) < _NAMES:
-                s.well.add(child)
-            wait = self._patience(key, s, at, calm=calm)
-        if fresh or at + wait < s.due:
-            s.due = at + wait
+            s.failing.discard(child)
+            if len(s.healthy) < _NAMES:
+                s.healthy.add(child)
+            wait = self._success_wait(key, s, at, calm=calm)
+        if is_first or at + wait < s.due_at:
+            s.due_at = at + wait
             self._open.add(key)
         return wait
 
-    def _patience(self, key: str, s: _Sum, at: float, *, calm: bool) -> float:
-        """How long a success may wait."""
-        if not calm or at - s.troubled < _TROUBLED:
+    def _success_wait(self, key: str, s: _Sum, at: float, *, calm: bool) -> float:
+        """Seconds until a success is written."""
+        if not calm or at - s.failed_at < _TROUBLED:
             return SOON
-        if s.written < 0:  # the first one: ancestors soon, for they must know who is alive; leaves spread out
+        if s.written_at < 0:  # the first one: ancestors soon, for they must know who is alive; leaves spread out
             return SOON if "/" not in key else SOON + QUIET * self._roll()
-        return max(SOON, s.written + QUIET - at)
+        return max(SOON, s.written_at + QUIET - at)
 
     def probe(
         self, key: str, generation: int, verdict: Verdict, failure: Failure | None, floor: datetime | None
     ) -> None:
         """The verdict of a probe."""
         ok, failed = int(verdict == "ok"), int(verdict == "failed")
-        r = Report(generation, ok=ok, failed=failed, probe=True, floor_until=floor)
-        self._evidence.append(Evidence(key, r, failure))
+        report = Report(generation, ok=ok, failed=failed, probe=True, floor_until=floor)
+        self._evidence.append(Evidence(key, report, failure))
 
     def due(self) -> float | None:
         """In how many seconds the next write is due; None if there is nothing to write."""
@@ -148,21 +148,21 @@ class Tally:
             return 0.0
         if not self._open:
             return None
-        return max(0.0, min(self._sums[key].due for key in self._open) - self._monotonic())
+        return max(0.0, min(self._sums[key].due_at for key in self._open) - self._monotonic())
 
     def collect(self, *, everything: bool = False) -> list[Evidence]:
         """Take out what is due, or everything."""
         at = self._monotonic()
         evidence, self._evidence = self._evidence, []
-        for key in [k for k in self._open if everything or self._sums[k].due <= at]:
+        for key in [k for k in self._open if everything or self._sums[k].due_at <= at]:
             s = self._sums[key]
-            well, ill = frozenset(s.well), frozenset(s.ill)
-            r = Report(s.generation, s.ok, s.failed, s.trailing, well, ill, floor_until=s.floor)
-            evidence.append(Evidence(key, r, s.failure))
+            healthy, failing = frozenset(s.healthy), frozenset(s.failing)
+            report = Report(s.generation, s.ok, s.failed, s.trailing, healthy, failing, floor_until=s.floor)
+            evidence.append(Evidence(key, report, s.failure))
             s.clear()
-            s.written = at
+            s.written_at = at
             self._open.discard(key)
-        for key in [k for k, s in self._sums.items() if k not in self._open and at - s.written > 4 * QUIET]:
+        for key in [k for k, s in self._sums.items() if k not in self._open and at - s.written_at > 4 * QUIET]:
             del self._sums[key]
         return evidence
 
@@ -209,7 +209,7 @@ class Reporter:
     async def close(self) -> None:
         """Wait for what is under way, and write everything."""
         self._timer.cancel()
-        while tasks := [task for task in self._tasks if not task.done()]:  # those over stay a turn
+        while tasks := [task for task in self._tasks if not task.done()]:  # an ended one stays for a turn of the loop
             await asyncio.wait(tasks)
         try:
             await self._write(everything=True)
@@ -237,7 +237,7 @@ class Reporter:
             raise DatabaseUnreachable(f"a transaction that is open holds resource {locked[0].key}")
 
     async def _report(self, batch: list[Evidence], locked: list[Evidence]) -> list[list[Evidence]]:
-        """Write it; or what to write instead, where somebody holds one of these resources: in the end all but that."""
+        """Write a batch. If one of its resources is locked, return its halves; a single one goes to ``locked``."""
         try:
             changes = await self._database.transaction(circuits.report_if_current, batch, self._policies, self._roll)
         except DBAPIError as error:
@@ -269,7 +269,7 @@ class Reporter:
     def wake(self, delay: float) -> None:
         """See that due sums are written in ``delay`` seconds."""
         if self._loop is not None:
-            self._timer.ring_by(self._loop, self._loop.time() + delay)
+            self._timer.call_by(self._loop, self._loop.time() + delay)
 
     async def _write_due(self) -> None:
         try:
@@ -317,7 +317,7 @@ class Probing:
         """Whether every gate of the path lets a probe through, and some circuit off the job's own path wants one."""
         now, due = self._snapshot.now(), False
         for level in path(key):
-            facts = self._snapshot.known.get(level)
+            facts = self._snapshot.facts.get(level)
             if facts is None or facts.calm:
                 continue
             if is_below(own, level):
@@ -345,8 +345,8 @@ class Probing:
         return tuple((facts.key, facts.breaker.generation) for facts in rows if facts.key in own_keys)
 
     def give_back(self, key: str, generation: int) -> None:
-        """Its request or its job is over; if it has decided nothing, somebody else may try."""
-        facts = self._snapshot.known.get(key)
+        """Give up a probe whose request or job is over: if it decided nothing, the next one may begin."""
+        facts = self._snapshot.facts.get(key)
         if facts is not None and facts.breaker.state == "half_open" and facts.breaker.generation == generation:
             self._reporter.tally.probe(key, generation, "neutral", None, None)
             self._reporter.wake(0.0)

@@ -1,4 +1,4 @@
-"""What a worker knows about resource rows, and how old that is.
+"""The facts of resource rows that a worker has read, and when it read them.
 
 Facts come from claims, from the worker's own writes and from refreshes: one query for all keys that somebody
 waits for at that moment. Older facts never replace newer ones (`revision`); a row that vanished and came back
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logger("gate")
 OLDEST: Final = 30.0  # seconds; with the database away, facts up to this age are better than none
-_DISBELIEF: Final = 5.0  # seconds for which facts of an older revision are refused
+_DISBELIEF: Final = 5.0  # seconds for which facts of an older revision are refused: then the row was made anew
 _MOST: Final = 20_000  # keys; beyond that those not asked for lately are forgotten
 _FORGET: Final = 60.0  # seconds since the last facts of a key that may be forgotten
 
@@ -46,12 +46,12 @@ class Snapshot:
         self._database, self._monotonic, self._max_age = database, monotonic, max_age
         self._failures = FailureLog(log, "resources can be read again")
         self._clock = database.dialect.clock
-        self.known: dict[str, ResourceFacts] = {}
-        self.uneasy: set[str] = set()  # known keys that some gate stops or slows
-        self._at: dict[str, float] = {}
+        self.facts: dict[str, ResourceFacts] = {}
+        self.restricted: set[str] = set()  # keys that some gate stops or slows
+        self._read_at: dict[str, float] = {}
         self._offset: tuple[datetime, float] | None = None
-        self._wanted: set[str] = set()
-        self._round: asyncio.Future[None] | None = None  # the refresh that will take in `_wanted`
+        self._requested: set[str] = set()
+        self._round: asyncio.Future[None] | None = None  # the refresh that will take in `_requested`
         self._task: asyncio.Task[None] | None = None
 
     def now(self) -> datetime:
@@ -67,41 +67,41 @@ class Snapshot:
         """Take in what was read or written at ``now`` (database time)."""
         at = self._monotonic()
         self._offset = (now, at)
-        facts_of, ages = self.known, self._at
+        facts_of, read_at = self.facts, self._read_at
         for key, new in facts.items():
             old = facts_of.get(key)
-            if old is None or new.revision >= old.revision or at - ages[key] > _DISBELIEF:
-                self._know(key, new)
-                ages[key] = at  # what is refused renews nothing, or a key that is read often would refuse for ever
+            if old is None or new.revision >= old.revision or at - read_at[key] > _DISBELIEF:
+                self._keep(key, new)
+                read_at[key] = at  # not for refused facts: they would be refused for ever
         if len(facts_of) > _MOST:
             self._forget(at)
 
     def put(self, facts: ResourceFacts) -> None:
         """Take in one row as this worker just wrote it."""
-        self._know(facts.key, facts)
-        self._at[facts.key] = self._monotonic()
+        self._keep(facts.key, facts)
+        self._read_at[facts.key] = self._monotonic()
 
-    def _know(self, key: str, facts: ResourceFacts) -> None:
-        self.known[key] = facts
+    def _keep(self, key: str, facts: ResourceFacts) -> None:
+        self.facts[key] = facts
         if not facts.calm:
-            self.uneasy.add(key)
-        elif self.uneasy:
-            self.uneasy.discard(key)
+            self.restricted.add(key)
+        elif self.restricted:
+            self.restricted.discard(key)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Read these keys again before they are used."""
         for key in keys:
-            if key in self._at:
-                self._at[key] = -1e9
+            if key in self._read_at:
+                self._read_at[key] = -1e9
 
     async def refresh(self, keys: Sequence[str]) -> None:
-        """See that these keys are fresh; raises `ResourceStopped` if the database has been away for too long."""
+        """Read the keys older than ``max_age``; raises `ResourceStopped` if the database is away for too long."""
         horizon = self._monotonic() - self._max_age
-        ages = self._at
-        stale = [key for key in keys if ages.get(key, -1e9) < horizon]
+        read_at = self._read_at
+        stale = [key for key in keys if read_at.get(key, -1e9) < horizon]
         if not stale:
             return
-        self._wanted.update(stale)
+        self._requested.update(stale)
         if self._round is None:
             self._round = asyncio.get_running_loop().create_future()
         round_ = self._round
@@ -110,7 +110,7 @@ class Snapshot:
         await asyncio.shield(round_)
         oldest = self._monotonic() - OLDEST
         for key in keys:
-            if ages.get(key, -1e9) < oldest:
+            if read_at.get(key, -1e9) < oldest:
                 raise ResourceStopped(key, "database", self.now() + timedelta(seconds=_DISBELIEF))
 
     def _start(self) -> None:
@@ -125,13 +125,13 @@ class Snapshot:
     async def _read(self) -> None:
         """Rounds until nobody waits; each reads everything asked for while the last one was under way."""
         while self._round is not None:
-            keys, round_ = sorted(self._wanted), self._round
-            self._wanted, self._round = set(), None
+            keys, round_ = sorted(self._requested), self._round
+            self._requested, self._round = set(), None
             try:
                 facts, now = await self._database.transaction(_read, keys)
                 if missing := [key for key in keys if key not in facts]:
-                    if owned := [key for key in missing if not is_budget(key)]:  # a budget's comes with a throttle
-                        await self._make(owned)
+                    if owned := [key for key in missing if not is_budget(key)]:  # a throttle makes a budget's
+                        await self._insert(owned)
                     facts |= {key: ResourceFacts(key, calm=True) for key in missing}
                 self.learn(facts, now)
             except Exception as error:  # noqa: BLE001 - the database may be away; the age decides
@@ -141,8 +141,8 @@ class Snapshot:
             finally:
                 round_.set_result(None)
 
-    async def _make(self, missing: Sequence[str]) -> None:
-        """Make the rows of these keys; while another open transaction makes one of them, leave all to a later round."""
+    async def _insert(self, missing: Sequence[str]) -> None:
+        """Insert the rows of these keys; if another transaction inserts one of them, leave all to a later round."""
         try:
             await self._database.transaction(resources.ensure, missing, SHORT_LOCK_WAIT)
         except DBAPIError as error:
@@ -150,10 +150,10 @@ class Snapshot:
                 raise
 
     def _forget(self, at: float) -> None:
-        for key in [key for key, then in self._at.items() if at - then > _FORGET]:
-            del self._at[key]
-            self.known.pop(key, None)
-            self.uneasy.discard(key)
+        for key in [key for key, then in self._read_at.items() if at - then > _FORGET]:
+            del self._read_at[key]
+            self.facts.pop(key, None)
+            self.restricted.discard(key)
 
 
 @direct

@@ -1,4 +1,4 @@
-"""One call on an event loop, at the earliest of the times that were asked for."""
+"""A timer of an event loop: it calls a function once, at the earliest time that it was set to."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """Calls ``call``, once for all that was asked for until then."""
+    """Calls ``call`` at the earliest time that was set since the last call."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._handle: asyncio.Handle | None = None
-        self._at = 0.0  # the loop's time; kept beside, for uvloop's handle may not know
+        self._at = 0.0  # the loop's time; kept here, because uvloop's handle may not tell it
 
-    def ring_by(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
-        """Have it called at the loop's time ``at``, or before."""
+    def call_by(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        """Call at the loop's time ``at``, or earlier if it was set so before."""
         if self._handle is not None:
             if self._at <= at:
                 return
             self._handle.cancel()
-        self._at, self._handle = at, loop.call_at(at, self._ring, context=apart())
+        self._at, self._handle = at, loop.call_at(at, self._fire, context=apart())
 
     def cancel(self) -> None:
-        """Have it not called."""
+        """Do not call until it is set again."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._handle = None
         self._call()

@@ -25,7 +25,7 @@ OTHER: Final = "other"
 SUCCESS: Final = ("succeeded", "")  # how most executions end
 
 
-Ended: TypeAlias = tuple[str, str, str, str]  # kind, provider, outcome, kind of error
+OutcomeLabels: TypeAlias = tuple[str, str, str, str]  # kind, provider, outcome, kind of error
 
 
 # Seconds, as upper bounds of a histogram's buckets; beyond the last is one more.
@@ -64,7 +64,7 @@ class Counts:
         self.kinds = frozenset(kinds)
         self.providers = frozenset({OUTBOX, *chain.from_iterable(providers)})
         self.successes = {kind: dict.fromkeys((*self.providers, OTHER), 0) for kind in self.kinds}  # plain ones
-        self.others: Counter[Ended] = Counter()  # executions that ended otherwise
+        self.others: Counter[OutcomeLabels] = Counter()  # executions that ended otherwise
         self.durations = {kind: Histogram() for kind in self.kinds}  # from a slot to the end of a handler
         self.waits = {kind: Histogram() for kind in self.kinds}  # from a job's time to its slot
         self.draws = {provider: Histogram() for provider in (*self.providers, OTHER)}  # for request limits
@@ -89,7 +89,7 @@ class Counts:
         self.take_sums()  # those of before the fork are the parent's to write
 
     @property
-    def executions(self) -> Counter[Ended]:
+    def executions(self) -> Counter[OutcomeLabels]:
         """Executions whose end is written."""
         counts = self.others.copy()
         for kind, by_provider in self.successes.items():

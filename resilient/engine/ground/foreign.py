@@ -32,7 +32,7 @@ class NoThread(Exception):
     """A function was not called: there is no thread for it."""
 
 
-class Ended(NamedTuple):
+class CallResult(NamedTuple):
     """How a call in a thread ended: a value, so that no future has to carry an exception it refuses."""
 
     result: Any
@@ -45,12 +45,12 @@ class Ended(NamedTuple):
         return self.result
 
 
-def tried(fn: Callable[[], Any]) -> Ended:
+def tried(fn: Callable[[], Any]) -> CallResult:
     """Call a function; whatever it raises is returned."""
     try:
-        return Ended(fn())
+        return CallResult(fn())
     except BaseException as error:  # noqa: BLE001 - that is what it is for
-        return Ended(None, error)
+        return CallResult(None, error)
 
 
 def ends_task(error: BaseException) -> bool:
@@ -100,8 +100,8 @@ async def _in_thread(fn: Callable[[], Any]) -> Any:
     return end.unpacked()
 
 
-def _one_thread(loop: asyncio.AbstractEventLoop, fn: Callable[[], Any]) -> asyncio.Future[Ended]:
-    future: asyncio.Future[Ended] = loop.create_future()
+def _one_thread(loop: asyncio.AbstractEventLoop, fn: Callable[[], Any]) -> asyncio.Future[CallResult]:
+    future: asyncio.Future[CallResult] = loop.create_future()
 
     def call() -> None:
         end = tried(fn)
@@ -112,6 +112,6 @@ def _one_thread(loop: asyncio.AbstractEventLoop, fn: Callable[[], Any]) -> async
     return future
 
 
-def _settle(future: asyncio.Future[Ended], end: Ended) -> None:
+def _settle(future: asyncio.Future[CallResult], end: CallResult) -> None:
     if not future.done():  # its caller was cancelled
         future.set_result(end)

@@ -436,7 +436,7 @@ class JobHooks:
             key = names.key_for(request.key, kind, request.method, request.path) if names.groups else request.key
             admit = partial(
                 self._wire.gate.admit, key, request.cost, probes=execution.probes, own=execution.resource_key,
-                reserved=execution.reservation,
+                reservation=execution.reservation,
             )  # fmt: skip
             began = time.perf_counter()
             state = await patiently(execution, admit)

@@ -59,7 +59,7 @@ from resilient.core.jobs.outcomes import (
 from resilient.core.jobs.states import TERMINAL
 from resilient.core.provider.classify import believed
 from resilient.engine.accounts.missing_keys import left_to_others
-from resilient.engine.ground.foreign import Ended, NoThread, tried
+from resilient.engine.ground.foreign import CallResult, NoThread, tried
 from resilient.engine.ground.kinds import json_fault
 from resilient.engine.ground.sealing import discreet, trace, unreadable
 from resilient.engine.ground.sessions import to_the_end
@@ -239,13 +239,13 @@ def uncancel(execution: Execution | SharedCall) -> None:
             task.uncancel()
 
 
-async def _in_thread(execution: Execution | SharedCall, threads: ThreadPool, fn: Callable[[], Any]) -> Ended:
+async def _in_thread(execution: Execution | SharedCall, threads: ThreadPool, fn: Callable[[], Any]) -> CallResult:
     """Call a function in a thread. Raises `NoThread`."""
     called_off = False
 
-    def begin() -> Ended:
+    def begin() -> CallResult:
         if called_off:
-            return Ended(None, NoThread("it was called off"))
+            return CallResult(None, NoThread("it was called off"))
         with using(line):
             return tried(fn)
 
@@ -260,7 +260,7 @@ async def _in_thread(execution: Execution | SharedCall, threads: ThreadPool, fn:
     await asyncio.wait([execution.future])  # a cancellation leaves the future alone, because the thread goes on
     if execution.future.cancelled():
         raise NoThread("its worker closed before a thread was free")
-    end: Ended = execution.future.result()
+    end: CallResult = execution.future.result()
     return end
 
 

@@ -99,8 +99,8 @@ class Schedule:
         with _naming(self.name):
             self._check()
             self._check_accounts()
-            made = cron.ticks(cron=self.cron, every=self.every, zone=self.timezone, anchor=self.anchor)
-        object.__setattr__(self, "ticks", made)
+            ticks = cron.ticks(cron=self.cron, every=self.every, zone=self.timezone, anchor=self.anchor)
+        object.__setattr__(self, "ticks", ticks)
 
     def _check(self) -> None:
         for option, value, choices in (
@@ -152,7 +152,7 @@ class Schedule:
     @property
     def accounts(self) -> str:
         """``for_each`` as text: the pattern, the function's name or "listed"; empty without it."""
-        return _in_words(self.for_each)
+        return _source_text(self.for_each)
 
     @property
     def kind(self) -> str:
@@ -166,10 +166,10 @@ class Schedule:
                 self.kind, self.payload, self.resource_key or "any", priority=self.priority, tags=self.tags,
                 max_attempts=self.max_attempts, expires_in=self.expires_in,
             ).row  # fmt: skip
-        within = self.expires_in.total_seconds() if isinstance(self.expires_in, timedelta) else self.expires_in
+        expires_in = self.expires_in.total_seconds() if isinstance(self.expires_in, timedelta) else self.expires_in
         template = Template(
             resource_key=self.resource_key, payload=row.payload, payload_version=row.payload_version,
-            priority=row.priority, max_attempts=row.max_attempts, expires_in=within,
+            priority=row.priority, max_attempts=row.max_attempts, expires_in=expires_in,
             tags=dict(self.tags) if self.tags else None,
         )  # fmt: skip
         return Spec(
@@ -186,7 +186,7 @@ def _span_of(option: str, value: str | float | timedelta) -> float:
     return span
 
 
-def _in_words(source: ForEach | None) -> str:
+def _source_text(source: ForEach | None) -> str:
     """``for_each`` as a row stores it and a person reads it."""
     if source is None or isinstance(source, str):
         return source or ""

@@ -152,8 +152,8 @@ def _add(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
     if (row := schedules.lock(c, d, name)) is None or not row.spec.for_each:
         return
     now = d.now(c)
-    ahead = schedule.window(row.spec, now, now)
-    first = [(key, ahead.serve(row.spec, now, schedule.place(name, key)).next_at) for key in keys]
+    window = schedule.window(row.spec, now, now)
+    first = [(key, window.serve(row.spec, now, schedule.place(name, key)).next_at) for key in keys]
     schedule_accounts.add(c, d, name, first, now)
     soonest = min(row.next_at, *(at for _, at in first))
     schedules.move_accounts_on(c, d, row, now, next_at=soonest, last_at=None, job=None)
@@ -164,51 +164,53 @@ def _add(c: Connection, d: Dialect, name: str, keys: Sequence[str]) -> None:
 
 def _serve(c: Connection, d: Dialect, name: str, roll: float) -> tuple[int, bool]:
     """Enqueue the jobs of some accounts that are due; returns how many were inserted, and whether more may be due."""
-    if (pair := schedules.lock_if_due(c, d, name, for_each=True)) is None:
+    if (due_row := schedules.lock_if_due(c, d, name, for_each=True)) is None:
         return 0, False
-    row, now = pair
+    row, now = due_row
     most = JOBS // cron.MOST if row.spec.catch_up == "all" else JOBS
     by_pattern = "*" in row.spec.for_each or "?" in row.spec.for_each
     due = schedule_accounts.due(c, d, name, now, most, connected_only=by_pattern)
-    moved, made = _next_ticks(row, due, now, roll)
-    new = _insert(c, d, made)
-    last = {one.resource_key: one.id for one in made if one.id in new}
+    moves, new_jobs = _next_ticks(row, due, now, roll)
+    inserted = _insert(c, d, new_jobs)
+    last = {one.resource_key: one.id for one in new_jobs if one.id in inserted}
     before = [Earlier(one.unended, one.key) for one in due if one.unended is not None and one.key in last]
-    before += [Earlier(one.id, one.resource_key) for one in made if one.id in new and one.id != last[one.resource_key]]
+    before += [
+        Earlier(one.id, one.resource_key) for one in new_jobs if one.id in inserted and one.id != last[one.resource_key]
+    ]
     earlier.keep(c, d, name, before, now)
-    moved = [Moved(m.key, m.next_at, m.last_at, last.get(m.key)) for m in moved]
-    if moved:
-        schedule_accounts.move_on(c, d, name, moved)
-    if len(new) < len(made):
-        log.debug("schedule %s: %d accounts have an unfinished job: no new one", name, len(made) - len(new))
+    moves = [Moved(m.key, m.next_at, m.last_at, last.get(m.key)) for m in moves]
+    if moves:
+        schedule_accounts.move_on(c, d, name, moves)
+    if len(inserted) < len(new_jobs):
+        log.debug("schedule %s: %d accounts have an unfinished job: no new one", name, len(new_jobs) - len(inserted))
     more = len(due) == most
     soonest = now if more else (schedule_accounts.soonest(c, d, name) or now + LOOK_AGAIN)
-    latest = max((m.last_at for m in moved if m.last_at is not None), default=None)
+    latest = max((m.last_at for m in moves if m.last_at is not None), default=None)
     schedules.move_accounts_on(c, d, row, now, next_at=soonest, last_at=latest, job=next(reversed(last.values()), None))
-    return len(new), more
+    return len(inserted), more
 
 
 def _next_ticks(
     row: schedules.Row, due: Sequence[schedule_accounts.Due], now: datetime, roll: float
 ) -> tuple[list[Moved], list[NewJob]]:
     """The next ticks of accounts that are due, and their jobs; an account that cannot be used gets no job."""
-    moved: list[Moved] = []
-    made: list[NewJob] = []
+    moves: list[Moved] = []
+    new_jobs: list[NewJob] = []
     if not due:
-        return moved, made
-    ahead = schedule.window(row.spec, min(one.next_at for one in due), now)
+        return moves, new_jobs
+    window = schedule.window(row.spec, min(one.next_at for one in due), now)
     for one in due:
         place = schedule.place(row.name, one.key)
-        served = ahead.serve(row.spec, one.next_at, place)
+        served = window.serve(row.spec, one.next_at, place)
         ticks = served.ticks if one.usable else []
-        moved.append(Moved(one.key, served.next_at, ticks[-1] if ticks else None))
-        made += [job_of(row, tick, (roll + place) % 1.0, account=one.key).row for tick in ticks]
-    return moved, made
+        moves.append(Moved(one.key, served.next_at, ticks[-1] if ticks else None))
+        new_jobs += [job_of(row, tick, (roll + place) % 1.0, account=one.key).row for tick in ticks]
+    return moves, new_jobs
 
 
-def _insert(c: Connection, d: Dialect, made: Sequence[NewJob]) -> set[Any]:
+def _insert(c: Connection, d: Dialect, new_jobs: Sequence[NewJob]) -> set[Any]:
     """Insert jobs and return the ids of those inserted: an account with an unfinished job gets no other."""
-    return jobs.insert_unique(c, d, sorted(made, key=lambda job: job.unique_key or "")) if made else set()
+    return jobs.insert_unique(c, d, sorted(new_jobs, key=lambda job: job.unique_key or "")) if new_jobs else set()
 
 
 def require(c: Connection, d: Dialect, name: str, account: str) -> None:
@@ -220,7 +222,7 @@ def require(c: Connection, d: Dialect, name: str, account: str) -> None:
         )
 
 
-def ran(c: Connection, d: Dialect, row: schedules.Row, account: str, job: UUID) -> None:
+def note_run(c: Connection, d: Dialect, row: schedules.Row, account: str, job: UUID) -> None:
     """Note the job that a person enqueued for one account; the account's ticks stay as they are."""
     entry = schedule_accounts.find(c, d, row.name, account)
     if entry is not None:

@@ -55,7 +55,7 @@ class Schedules:
         self.declared = by_name(declared)
         self._specs = {s.name: (s.kind, s.spec(ground.encoder)) for s in self.declared.values()}
         self._check_sources(own_table)
-        self._written, self._kept_at = False, 0.0
+        self._is_declared, self._declared_at = False, 0.0
         self._looked_at = -LOOK_EVERY
         self._broken: dict[str, float] = {}  # schedules that failed: the time at which they are tried again
         self._db = Transactions(ground, here=here)
@@ -83,7 +83,7 @@ class Schedules:
             return 0
         await self.declare()
         enqueued = 0
-        while names := await self._ground.database.transaction(store.due, self._well(), BATCH):
+        while names := await self._ground.database.transaction(store.due, self._healthy(), BATCH):
             enqueued += sum([await self._serve(name) for name in names])
             if len(names) < BATCH:
                 break
@@ -94,13 +94,13 @@ class Schedules:
     async def declare(self) -> None:
         """Write the declarations to their rows when the process starts, and look after them from then on."""
         now = time.monotonic()
-        if not self._written:
+        if not self._is_declared:
             await self._ground.database.transaction(_declare, self._specs, self._ground.kinds)
-        elif now - self._kept_at >= programs.LOOK.total_seconds():
+        elif now - self._declared_at >= programs.LOOK.total_seconds():
             await self._ground.database.transaction(_keep, self._specs, self._ground.kinds)
         else:
             return
-        self._written, self._kept_at = True, now
+        self._is_declared, self._declared_at = True, now
 
     async def _serve(self, name: str) -> int:
         """Serve one schedule; returns how many jobs are new. Its error stops no other schedule."""
@@ -115,7 +115,7 @@ class Schedules:
             log.exception("schedule %s cannot tick: this worker leaves it alone for %.0f seconds", name, REST)
             return 0
 
-    def _well(self) -> builtins.set[str]:
+    def _healthy(self) -> builtins.set[str]:
         now = time.monotonic()
         return {name for name in self._specs if self._broken.get(name, now) <= now}
 
@@ -207,7 +207,7 @@ class Schedules:
             _keep_earlier(c, d, row, [done.id], now)
             store.move_on(c, d, name, now, next_at=row.next_at, last_at=row.last_at, job=done.id)
         elif done.created and account is not None:
-            per_account.ran(c, d, row, account, done.id)
+            per_account.note_run(c, d, row, account, done.id)
         return done
 
     def _row(self, c: Connection, d: Dialect, name: str) -> store.Row:
