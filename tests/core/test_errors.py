@@ -91,6 +91,7 @@ def test_a_moment_without_a_zone_is_one_of_utc():
         (lambda: Throttled(60), "until takes a datetime, not 60; for seconds write Throttled(retry_after=...)"),
         (lambda: Throttled(retry_after="60"), "Throttled(retry_after=...) takes seconds or a timedelta, not '60'"),
         (lambda: Transient(retry_after=b"9"), "Transient(retry_after=...) takes seconds or a timedelta, not b'9'"),
+        (lambda: Snooze("9"), "Snooze(...) takes seconds or a timedelta, not '9'; for a moment write until=..."),
         (lambda: Snooze(until=60), "until takes a datetime, not 60; for seconds write Snooze(delay=...)"),
     ],
 )

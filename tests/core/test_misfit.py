@@ -154,6 +154,33 @@ def test_what_is_explained_is_still_itself():
         Limit(5, per="1m", nam="x")
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: Limit(5, pr="1m"),
+            r"keyword argument 'pr'; did you mean 'per'\?; there are rate, per, burst, name, counts",
+        ),
+        (lambda: Limit(5, per="1m", zzz=1), r"keyword argument 'zzz'; there are rate, per, burst, name, counts"),
+        (lambda: handler("x", time_out=3), r"keyword argument 'time_out'; did you mean 'timeout'\?; there are kind, "),
+        (
+            lambda: Provider("x", "https://x.example"),
+            r"were given; write name=\.\.\.: by name go name, title, base_url, ",
+        ),
+    ],
+)
+def test_names_and_places_that_do_not_fit_are_told_with_those_that_do(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+def test_a_handler_without_its_kind_is_refused_where_it_stands():
+    with pytest.raises(SetupError, match=r"write @handler\('some.kind'\) above send"):
+
+        @handler
+        def send(job): ...
+
+
 def test_errors_of_the_programs_own_functions_stay_what_they_are():
     def broken(_):
         raise TypeError("mine")

@@ -1079,6 +1079,16 @@ class TestMoreSteps:
 
 
 class TestRefused:
+    async def test_a_step_behind_the_end_of_the_block_which_nobody_would_write(self, app):
+        async with app.workflow("w", resource_key="shop/1") as wf:
+            wf.step(charge, Order(id=1))
+        with pytest.raises(InvalidInput, match="the block of this workflow has ended"):
+            wf.step(reserve, Order(id=1))
+        with app.sync.workflow("w", resource_key="shop/1") as plain:
+            plain.step(charge, Order(id=1))
+        with pytest.raises(InvalidInput, match="the block of this workflow has ended"):
+            plain.step(reserve, Order(id=1))
+
     async def test_wrong_steps(self, app):
         wf = app.workflow("w", resource_key="shop/1")
         other = app.workflow("v", resource_key="shop/1").step(charge, Order(id=1))

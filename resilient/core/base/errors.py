@@ -342,9 +342,13 @@ class Ambiguous(JobFailure):
 
 
 class Snooze(ResilientError):
-    """Run the job again later without charging an attempt. Raise or return it."""
+    """Run the job again later without charging an attempt. Raise or return it. Raises `InvalidInput`, `TypeError`."""
 
     def __init__(self, delay: timedelta | float | None = None, *, until: datetime | None = None) -> None:
+        if delay is not None and not isinstance(delay, (int, float, timedelta)):
+            raise TypeError(
+                f"Snooze(...) takes seconds or a timedelta, not {delay!r:.80}; for a moment write until=..."
+            )
         self.delay, self.until = _finite("Snooze", delay), _moment("Snooze", "delay", until)
         super().__init__("snoozed")
 

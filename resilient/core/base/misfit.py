@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeGuard, 
 
 from resilient.core.base.body import pick
 from resilient.core.base.errors import InvalidInput, ResilientError
+from resilient.core.base.phrases import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -194,7 +195,11 @@ def explained(fn: Callable[P, R], name: str = "", error: type[ResilientError] = 
     """The function; where it fails over an argument of a wrong type, it raises ``error``, which says what to pass."""
 
     def explained_error(failure: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception:
-        text = None if isinstance(failure, ResilientError) else explanation(fn, args, kwargs, name)
+        if isinstance(failure, ResilientError):
+            return failure
+        if advice := _advice_on_names(fn, args, kwargs):
+            return TypeError(f"{failure}{advice}")
+        text = explanation(fn, args, kwargs, name)
         return failure if text is None else error(text)
 
     @wraps(fn)
@@ -225,7 +230,7 @@ def explanation(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     signature, names = inspect.signature(fn), vars(sys.modules[fn.__module__])
     try:
         arguments = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # Python's own message is clear
+    except TypeError:  # see `_advice_on_names`
         return None
     for argument, value in arguments.items():
         wants = signature.parameters[argument].annotation
@@ -236,6 +241,23 @@ def explanation(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
                 if bad is not None:
                     return f"{name or fn.__name__}({option}=...) {_advice(bad, names)}"
     return None
+
+
+def _advice_on_names(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """What Python's own words leave out where names or places of arguments do not fit; "" if they fit."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return ""
+    names = [one.name for one in parameters if one.name != "self" and one.kind is not one.VAR_POSITIONAL]
+    unknown = next((name for name in kwargs if name not in names), None)
+    if unknown is not None:
+        return f"{nearest(unknown, names)}; there are {', '.join(names)}"
+    by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in kwargs]
+    places = sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    is_open = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if by_name and len(args) > places and not is_open:
+        return f"; write {by_name[0]}=...: by name go {', '.join(by_name)}"
+    return ""
 
 
 def _options(argument: str, value: Any, wants: Any, names: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -131,6 +131,9 @@ def handler(
 
     Raises `SetupError` for a bad kind, timeout or annotation, `InvalidInput` for a bad ``redact``.
     """
+    if callable(kind):
+        name = getattr(kind, "__name__", "it")
+        raise SetupError(f"@handler takes the kind of its jobs: write @handler('some.kind') above {name}")
     if timeout is not None and not (is_number(timeout) and timeout > 0):
         raise SetupError(f"timeout of handler {kind!r} must be positive seconds or None, not {timeout!r}")
     if batch is not None and not is_whole(batch, most=BATCHES[-1]):

@@ -95,6 +95,7 @@ class BaseWorkflow:
         self.check: Callable[[Connection, Dialect], None] | None = None  # in its own transaction, before it is written
         self.id: UUID = uuid7()
         self.steps: list[Step[Any]] = []
+        self._is_closed = False  # its block has ended: what is added now would never be written
         self._new: list[tuple[workflows.NewStep, JobRequest]] = []
 
     @overload
@@ -174,6 +175,11 @@ class BaseWorkflow:
         `Resilient.enqueue`, but for ``unique_key`` and ``on_dead``. ``name`` is by default the kind. Raises
         `InvalidInput` (one of its kinds); nothing was written then.
         """
+        if self._is_closed:
+            raise InvalidInput(
+                "the block of this workflow has ended, so this step would never be written: add it within, or in a job"
+                " of the workflow with job.workflow()"
+            )
         if wrong := sorted(set(options) & set(_REFUSED)):
             raise InvalidInput(f"a step takes no {wrong[0]}: it belongs to its workflow alone")
         encoder = self._ground.encoder
@@ -286,6 +292,7 @@ class Workflow(BaseWorkflow):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         """Write it all, unless there was an error."""
+        self._is_closed = True
         if error is not None:
             return
         database = self._ground.database
@@ -310,6 +317,7 @@ class SyncWorkflow(BaseWorkflow):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Write it all, unless there was an error."""
+        self._is_closed = True
         if error is not None:
             return
         if self._session is not None:
