@@ -17,6 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from resilient.core.base.bounds import whole_number
 from resilient.core.base.errors import InvalidInput, MissingExtra, SetupError
 from resilient.core.base.loggers import logger
 from resilient.surface.cli.exits import reason_of
@@ -138,9 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _drain(self) -> None:
         """Read the body: what is not read when a connection ends may take the answer along."""
-        length = self.headers.get("Content-Length", "")
-        if length.isdecimal():
-            self.rfile.read(min(int(length), _BODY))
+        length = whole_number(self.headers.get("Content-Length", ""))
+        if length is not None:
+            self.rfile.read(min(length, _BODY))
 
     def _write(self, answer: Answer, **headers: str) -> None:
         self.send_response(answer.status)

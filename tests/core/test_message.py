@@ -160,7 +160,8 @@ class TestForPeople:
         assert (dead.finished_at, dead.published_at) == (JOB.finished_at, None)
 
     @pytest.mark.parametrize(
-        ("sequence", "shown"), [("00000000000000000003", 3), ("third", 41), (3, 41), ("", 41), (None, 41)]
+        ("sequence", "shown"),
+        [("00000000000000000003", 3), ("third", 41), (3, 41), ("", 41), (None, 41), ("9" * 5_000, 41)],
     )
     def test_its_own_number_counts_if_it_can_be_read(self, sequence, shown):
         assert EventInfo.of(job(payload={**JOB.payload, "sequence": sequence})).sequence == shown

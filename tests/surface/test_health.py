@@ -140,6 +140,18 @@ async def test_what_is_no_request_is_refused_in_plain_text(app):
     assert answer.endswith("\r\n\r\nBad Request\n")
 
 
+async def test_a_length_of_more_digits_than_a_number_has_is_refused_like_any_other(app, caplog):
+    async with probed(app) as (_, _, address):
+        before = len(caplog.records)
+        reader, writer = await asyncio.open_connection("127.0.0.1", address[1])
+        writer.write(b"POST /livez HTTP/1.1\r\nContent-Length: " + b"9" * 5_000 + b"\r\n\r\n")
+        answer = (await reader.read()).decode()
+        writer.close()
+        await writer.wait_closed()
+        assert caplog.records[before:] == []
+    assert answer.startswith("HTTP/1.1 405 ")
+
+
 def cut_off(address, sent):
     """Connect and reset, as load balancers do that look whether a port is open, and whoever gives up waiting."""
     with socket.create_connection(("127.0.0.1", address[1])) as s:

@@ -145,6 +145,14 @@ def bounds() -> tuple[Bound, ...]:
     return tuple(sorted((one for one in globals().values() if isinstance(one, Bound)), key=lambda one: one.name))
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of digits is; None for any other, and for one of more digits than Python reads."""
+    try:
+        return int(text) if text.isascii() and text.isdecimal() else None
+    except ValueError:
+        return None
+
+
 def believed_wait(seconds: float, window: float = 0.0) -> float:
     """How long to wait where a provider asks to wait ``seconds``; ``window``: the longest one of its facts.
 

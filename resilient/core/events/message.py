@@ -17,6 +17,7 @@ from enum import StrEnum
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from resilient.core.base.bounds import whole_number
 from resilient.core.base.errors import InvalidInput
 from resilient.core.jobs.records import fields_of
 
@@ -225,14 +226,15 @@ class EventInfo:
     def of(cls, job: JobInfo) -> EventInfo:
         """The event of a job; what cannot be read is shown empty."""
         event = job.payload if isinstance(job.payload, dict) else {}
-        number = event.get("sequence")
+        text = event.get("sequence")
+        number = whole_number(text) if isinstance(text, str) else None
         return cls(
             id=str(event.get("id", "")),
             type=str(event.get("type", "")),
             destination=destination(job.resource_key),
             state=job.state,
             key=event.get("partitionkey"),
-            sequence=int(number) if isinstance(number, str) and number.isdecimal() else job.order_no,
+            sequence=job.order_no if number is None else number,
             job_id=job.id,
             created_at=job.created_at,
             started_at=job.started_at,

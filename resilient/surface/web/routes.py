@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from resilient.core.accounts.tokens import EMPTY
-from resilient.core.base.bounds import WEBHOOK_BODY
+from resilient.core.base.bounds import WEBHOOK_BODY, whole_number
 from resilient.core.base.errors import (
     ConsentRefused,
     DatabaseUnreachable,
@@ -315,8 +315,8 @@ def webhook_routes(app: Resilient | Shards, *, base_url: str, max_body: int = WE
 
 async def _body(request: Request, most: int) -> bytes | None:
     """The raw body; None if it is too large."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
+    length = whole_number(request.headers.get("content-length", ""))
+    if length is not None and length > most:
         return None
     parts, size = [], 0
     async for part in request.stream():
