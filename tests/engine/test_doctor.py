@@ -152,6 +152,7 @@ async def test_a_folder_that_may_not_be_entered(tmp_path, open_database, monkeyp
     seen = await findings(database, makes_tables=True)
     assert seen["folder"].message == f"{folder} cannot be examined: Permission denied"
     assert seen["database"].level == "fail"
+    assert seen["database"].message.startswith(f"the database {folder}/app.db cannot be looked at (Permission denied)")
 
 
 async def test_no_tables(empty_url, open_database):

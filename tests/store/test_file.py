@@ -180,6 +180,9 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_deleted(tmp_path, monkeyp
     monkeypatch.setattr(os, "stat", refuse)
     with pytest.raises(DatabaseUnreachable, match=r"a\.db cannot be looked at \(Permission denied\)"):
         database.transaction_sync(lambda c, d: d.run(c, "SELECT 1 AS one").scalar())
+    for look_for_tables in (schema.check_sync, schema.current_sync):
+        with pytest.raises(DatabaseUnreachable, match=r"a\.db cannot be looked at \(Permission denied\)"):
+            look_for_tables(database)
     monkeypatch.undo()
     assert database.transaction_sync(lambda c, d: d.run(c, "SELECT 1 AS one").scalar()) == 1
     database.close_sync()

@@ -24,6 +24,7 @@ from resilient.engine.ground.providers import also_installed_by, hidden_by
 from resilient.store.accounts import connections
 from resilient.store.accounts.secrets import HOW
 from resilient.store.db import schema
+from resilient.store.db.file import look_at
 from resilient.store.db.wake import listener_name
 from resilient.store.inspect import health
 
@@ -79,7 +80,7 @@ async def examine(
     try:
         await schema.check(database)
         outdated = None
-    except (DatabaseUnreachable, PermissionError) as error:  # the second: a file in a folder closed to this user
+    except DatabaseUnreachable as error:
         if makes_tables and database.file is not None and _is_missing(database.file):
             message = f"there is no {database.file} yet: this program makes it, with its tables, when it is first used"
             return [Finding("database", "ok", message), *facts]
@@ -183,10 +184,9 @@ def _size(file: Path) -> int:
 def _is_missing(file: Path) -> bool:
     """Whether there is certainly no such file: a folder that this user may not enter does not tell."""
     try:
-        file.stat()
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
+        return look_at(file) is None
+    except DatabaseUnreachable:
+        return False
 
 
 # -- the server ----------------------------------------------------------------------------------------------

@@ -30,13 +30,28 @@ log = logger("database")
 Place = tuple[int, int]
 
 
-def place_of(file: Path) -> Place | None:
-    """The device and inode that a path names; None if there is no such file."""
+def look_at(file: Path) -> Place | None:
+    """The device and inode that a path names; None if there is certainly no such file.
+
+    Raises `DatabaseUnreachable` if that cannot be known: in a folder that this user may not enter, on a lost disk.
+    """
     try:
-        place = file.stat()
-    except OSError:
+        place = os.stat(file)  # noqa: PTH116 - for each transaction; `Path.stat` takes longer
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise DatabaseUnreachable(
+            f"the database {file} cannot be looked at ({error.strerror}): see to the rights of its folder, and the"
+            " file system"
+        ) from None
     return place.st_dev, place.st_ino
+
+
+def place_of(file: Path) -> Place | None:
+    """`look_at`, for whom it is the same why there is nothing to see."""
+    with contextlib.suppress(DatabaseUnreachable):
+        return look_at(file)
+    return None
 
 
 class _Guard:
@@ -48,13 +63,13 @@ class _Guard:
 
     def before_connect(self, _dialect: Any, record: Any, *_: Any) -> None:
         """Refuse to connect if the file is gone: SQLite would make an empty one. Raises `DatabaseUnreachable`."""
-        record.info["before"] = place = self._place()
+        record.info["before"] = place = look_at(self._file)
         if self._latest is not None and place is None:
             raise self._gone()
 
     def connected(self, _connection: Any, record: Any) -> None:
         """Note the file that was opened; none if the path changed meanwhile, so that the connection is not used."""
-        place, before = self._place(), record.info.pop("before", None)
+        place, before = look_at(self._file), record.info.pop("before", None)
         if place is None or before not in (None, place):
             record.info["place"] = None
             return
@@ -68,24 +83,11 @@ class _Guard:
         Raises `DisconnectionError` if the file was replaced, so that the pool opens another connection, and
         `DatabaseUnreachable` if it is gone.
         """
-        place = self._place()
+        place = look_at(self._file)
         if place is None:
             raise self._gone()
         if record.info.get("place") != place:
             raise DisconnectionError("its file was replaced")
-
-    def _place(self) -> Place | None:
-        """`place_of` the file. Raises `DatabaseUnreachable` if that cannot be known."""
-        try:
-            place = os.stat(self._file)  # noqa: PTH116 - for each transaction; `Path.stat` takes longer
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise DatabaseUnreachable(
-                f"the database {self._file} cannot be looked at ({error.strerror}): see to the rights of its folder,"
-                " and the file system"
-            ) from None
-        return place.st_dev, place.st_ino
 
     def _gone(self) -> DatabaseUnreachable:
         return DatabaseUnreachable(

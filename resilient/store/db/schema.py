@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 
 from resilient.core.base.errors import DatabaseUnreachable, SchemaOutdated, SchemaTooNew, SetupError
 from resilient.store.db.address import reason, shown
+from resilient.store.db.file import look_at
 from resilient.store.db.tables import metadata
 
 if TYPE_CHECKING:
@@ -287,9 +288,9 @@ def missing_tables_explained(c: Connection, d: Dialect) -> Iterator[None]:
 
 
 def _existing(database: Database) -> None:
-    """Raise `DatabaseUnreachable` if the SQLite file is missing: to open a mistyped path would create it."""
+    """Raise `DatabaseUnreachable` if no SQLite file is seen there: to open a mistyped path would create it."""
     path = database.disk
-    if path is not None and not path.exists():
+    if path is not None and look_at(path) is None:
         raise DatabaseUnreachable(
             f"the database file {path} does not exist: `{database.dialect.upgrade_with}` creates it; or correct the"
             " address"
