@@ -88,6 +88,72 @@ async def test_it_was_replaced(file, database, open_database, sqlite_url, caplog
     assert caplog.text.count("was replaced while it was open: it is opened anew") == 1
 
 
+async def test_it_was_replaced_and_its_log_was_left_beside_the_new_one(
+    file, empty, database, open_database, sqlite_url
+):
+    """SQLite would take the log for the new file's, and spoil that one."""
+    other = open_database(sqlite_url)
+    for _ in range(100):
+        other.transaction_sync(write)
+    database.transaction_sync(count)
+    with contextlib.closing(sqlite3.connect(empty)) as c:
+        c.execute("CREATE TABLE t (a)")
+    file.rename(file.with_name("old.db"))
+    empty.rename(file)
+    for one in (database, other):
+        one.transaction_sync(write)
+        await one.transaction(write)
+    for name, rows in (("app.db", 4), ("old.db", 100)):
+        with contextlib.closing(sqlite3.connect(file.with_name(name))) as c:
+            assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert c.execute("SELECT count(*) FROM t").fetchone() == (rows,)
+
+
+async def test_a_log_that_nobody_can_empty_any_more_is_kept_from_the_new_file(file, empty, database):
+    database.transaction_sync(write)
+    file.rename(file.with_name("old.db"))
+    with pytest.raises(DatabaseUnreachable, match="is gone"):
+        database.transaction_sync(write)
+    new = empty.read_bytes()
+    empty.rename(file)
+    for _ in range(2):
+        with pytest.raises(DatabaseUnreachable, match=r"move app\.db-wal and its -shm to the old file"):
+            database.transaction_sync(write)
+    assert file.read_bytes() == new
+    for part in PARTS[1:]:
+        file.with_name(file.name + part).rename(file.with_name("old.db" + part))
+    database.transaction_sync(lambda c, _: c.execute(text("CREATE TABLE t (a)")) and None)
+    with contextlib.closing(sqlite3.connect(file.with_name("old.db"))) as c:
+        assert c.execute("SELECT count(*) FROM t").fetchone() == (1,)
+
+
+async def test_its_log_was_deleted(file, database, open_database, sqlite_url):
+    """Programs that start would not see what is in it, and it would be lost with a kill."""
+    other = open_database(sqlite_url)
+    for one in (database, other):
+        one.transaction_sync(write)
+    file.with_name(file.name + "-wal").unlink()
+    for one in (database, other, database):
+        with pytest.raises(DatabaseUnreachable, match=r"write-ahead log \(-wal\) .* was moved or deleted"):
+            one.transaction_sync(write)
+        with pytest.raises(DatabaseUnreachable, match="was moved or deleted"):
+            await one.transaction(write)
+    assert open_database(sqlite_url).transaction_sync(count) == 2
+
+
+def test_a_link_that_is_led_elsewhere_leaves_the_log_beside_its_file(tmp_path, open_database):
+    (tmp_path / "link.db").symlink_to(tmp_path / "one.db")
+    linked, one = open_database(f"sqlite:///{tmp_path}/link.db"), open_database(f"sqlite:///{tmp_path}/one.db")
+    for database in (one, open_database(f"sqlite:///{tmp_path}/two.db")):
+        database.transaction_sync(lambda c, _: c.execute(text("CREATE TABLE t (a)")) and None)
+    linked.transaction_sync(write)
+    (tmp_path / "link.db").unlink()
+    (tmp_path / "link.db").symlink_to(tmp_path / "two.db")
+    linked.transaction_sync(write)
+    one.transaction_sync(write)
+    assert (linked.transaction_sync(count), one.transaction_sync(count)) == (1, 2)
+
+
 @handler("plain")
 def plain(job: SyncJob[None]) -> None:
     with job.complete() as session:

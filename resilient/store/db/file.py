@@ -2,7 +2,8 @@
 
 SQLite goes on with the file that it opened, wherever that is now, and other processes open what the path names: neither
 would see what the other commits, and a deleted file is lost when its last connection closes. So each connection that
-leaves its pool is compared with the path. Writes made before the change is noticed are lost.
+leaves its pool is compared with the path. Writes made before the change is noticed are lost. The same is true of its
+write-ahead log (-wal), and a log that is left beside another file spoils that one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sqlite3
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import event
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logger("database")
 Place = tuple[int, int]
+_TRIES: Final = 10  # to empty a log that others write
 
 
 def look_at(file: Path) -> Place | None:
@@ -55,17 +57,34 @@ def place_of(file: Path) -> Place | None:
 
 
 class _Guard:
-    """Compares the connections of one engine with their file."""
+    """Compares the connections of one engine with their file, and with its write-ahead log.
+
+    ``record.info`` of a connection has the ``place`` of its file, the ``log`` beside it and, once there is one, the
+    ``log_place``. A log belongs to the file that it was begun for: beside another one SQLite would write it into that.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._latest: Place | None = None  # of the file that was opened last
+        self._log: Place | None = None  # of the log that was used last
+        self._lost: Place | None = None  # of a log that was moved or deleted while it was in use
 
     def before_connect(self, _dialect: Any, record: Any, *_: Any) -> None:
-        """Refuse to connect if the file is gone: SQLite would make an empty one. Raises `DatabaseUnreachable`."""
+        """Refuse to connect if the file is gone, or has no log or a strange one: SQLite would make one, or use it.
+
+        Raises `DatabaseUnreachable`.
+        """
         record.info["before"] = place = look_at(self._file)
-        if self._latest is not None and place is None:
+        wal = record.info["log"] = Path(f"{os.path.realpath(self._file)}-wal")  # where SQLite has it, behind a link
+        if self._latest is None:
+            return
+        if place is None:
             raise self._gone()
+        log_place = look_at(wal)
+        if self._lost not in (None, log_place) and place == self._latest:
+            raise self._without_log()
+        if log_place is not None and log_place == self._log and place != self._latest:
+            raise self._beside_old_log(wal)
 
     def connected(self, _connection: Any, record: Any) -> None:
         """Note the file that was opened; none if the path changed meanwhile, so that the connection is not used."""
@@ -76,24 +95,78 @@ class _Guard:
         if self._latest not in (None, place):
             log.warning("the file %s was replaced while it was open: it is opened anew", self._file)
         record.info["place"] = self._latest = place
+        self._lost = None
 
-    def checked_out(self, _connection: Any, record: Any, _proxy: Any) -> None:
+    def checked_out(self, connection: Any, record: Any, _proxy: Any) -> None:
         """Compare a connection with the path.
 
         Raises `DisconnectionError` if the file was replaced, so that the pool opens another connection, and
-        `DatabaseUnreachable` if it is gone.
+        `DatabaseUnreachable` if it or its log is gone.
         """
-        place = look_at(self._file)
+        place, info = look_at(self._file), record.info
         if place is None:
             raise self._gone()
-        if record.info.get("place") != place:
+        before, log_place = info.get("log_place"), look_at(info["log"])
+        if info.get("place") != place:
+            if before is not None and before == log_place:
+                _leave(connection, info)
             raise DisconnectionError("its file was replaced")
+        if before != log_place:
+            if before is not None:
+                self._lost = before
+                _write_log_back(connection)
+                raise self._without_log()
+            info["log_place"] = self._log = log_place
 
     def _gone(self) -> DatabaseUnreachable:
         return DatabaseUnreachable(
             f"the database {self._file} is gone: it was moved or deleted while it was open (put it back, or end every"
             " program that has it open and begin with a new one)"
         )
+
+    def _without_log(self) -> DatabaseUnreachable:
+        return DatabaseUnreachable(
+            f"the write-ahead log (-wal) of the database {self._file} was moved or deleted while it was open: end every"
+            " program that has it open (a worker by SIGTERM, twice if it waits) without killing it, so that what was"
+            " committed is written to the file, and start them anew"
+        )
+
+    def _beside_old_log(self, wal: Path) -> DatabaseUnreachable:
+        return DatabaseUnreachable(
+            f"the database {self._file} was replaced while it was open, and beside it lies the write-ahead log of the"
+            f" one before, which would spoil it: end every program that has it open, move {wal.name} and its -shm to"
+            " the old file (or delete them), and start anew"
+        )
+
+
+def _write_log_back(connection: Any) -> bool:
+    """Write all of the log into the file that the connection has open, and empty it; whether that was done."""
+    with contextlib.suppress(sqlite3.Error):
+        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+    return False
+
+
+def _leave(connection: Any, info: dict[str, Any]) -> None:
+    """Take the log away from beside a file that replaced that of the connection, as SQLite does after its last use.
+
+    Under the lock of the file that was replaced: another process that had it open has not begun a new log meanwhile.
+    What is left is refused by `_Guard.before_connect`.
+    """
+    name = str(info["log"]).removesuffix("-wal")
+    if look_at(Path(name)) == info["place"]:
+        return  # a link leads elsewhere now, and the log is beside its file
+    for _ in range(_TRIES):
+        if not _write_log_back(connection):
+            return
+        with contextlib.suppress(sqlite3.Error, OSError):
+            connection.execute("BEGIN IMMEDIATE")
+            is_same = look_at(info["log"]) == info["log_place"]
+            if is_same and info["log"].stat().st_size:  # another process has committed since
+                connection.execute("ROLLBACK")
+                continue
+            for end in ("-wal", "-shm") if is_same else ():
+                Path(name + end).unlink(missing_ok=True)
+        return
 
 
 def guard(engine: Engine, file: Path) -> None:
