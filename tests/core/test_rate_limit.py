@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilient.core.base.errors import InvalidInput
 from resilient.core.gates.rate_limit import (
     FULL,
     Limit,
@@ -15,6 +16,7 @@ from resilient.core.gates.rate_limit import (
     pace,
     ready_at,
     refund,
+    seconds,
     take,
 )
 
@@ -290,3 +292,9 @@ def test_requests_in_flight_are_not_spent_twice():
     for _ in range(4):
         (state,) = draw([(limit, state)], 1, NOW, patience=60).states
     assert observe(state, 9, NOW + 60, NOW + 1).remaining == 6  # three of ours have not been counted yet
+
+
+def test_a_length_of_time_of_very_many_digits_is_refused_at_once():
+    """Read in quadratic time these would take ten minutes."""
+    with pytest.raises(InvalidInput, match="is not a span of time"):
+        seconds("1" * 200_000)
