@@ -116,6 +116,15 @@ def test_an_offset_within_a_query_language():
     assert read.next.query("q") == "select x STARTPOSITION 7 MAXRESULTS 9"
 
 
+@pytest.mark.parametrize("given", [{}, {"clause": "STARTPOSITION {offset}"}])
+def test_an_offset_of_more_digits_than_a_number_has_is_the_first(given):
+    query = "STARTPOSITION+" if given else ""
+    read = Offset(items="r", query="q", start=1, **given).read(
+        PageRequest(f"{URL}?q={query}{'9' * 5_000}"), answer({"r": [1, 2]})
+    )
+    assert read.next.query("q").endswith("3")
+
+
 def test_a_cursor_with_a_path_of_its_own_is_sent_alone():
     paginator = NextCursor(items="e", cursor="c", body="cursor", more="m", path="/continue", alone=True)
     request = PageRequest(URL, "POST", {"path": "/x"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.body import pick
-from resilient.core.base.bounds import STRUCTURED_FIELD
+from resilient.core.base.bounds import STRUCTURED_FIELD, whole_number
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import check_braces, check_paths, check_whole, explained_class, in_small_letters
 from resilient.core.sync.paging import PageRequest, Paginator, PagingError, Value, cursor_at
@@ -225,7 +225,7 @@ class Offset(Paginator):
     def _here(self, request: PageRequest) -> int:
         if self.clause:
             match = self._pattern().search(request.query(self.query) or "")
-            return int(match[1]) if match else self.start
+            return _number(match[1] if match else None, self.start)
         offset = request.in_body(self.body) if self.body else request.query(self.query)
         return _number(offset, self.start)
 
@@ -319,7 +319,8 @@ def _full(paginator: Paginator, request: PageRequest, page: int | None) -> int:
 def _number(value: Value | None, default: int) -> int:
     if isinstance(value, int):
         return value
-    return int(value) if value and value.isascii() and value.isdigit() else default
+    number = whole_number(value) if value else None
+    return default if number is None else number
 
 
 def _pages(value: Any) -> bool:
