@@ -186,13 +186,13 @@ async def test_who_has_just_left_a_shared_grant_and_is_given_up_takes_nothing_fr
     """Another process connects the account anew between the look at it and the deletion."""
     app, other = make(), make()
     await shared(app)
-    write = app.connections._given_up
+    write = app.connections._give_up
 
     async def leaves_first(*args):
         other.sync.connections.add(BOB, token="canary-bob")
         return await write(*args)
 
-    monkeypatch.setattr(app.connections, "_given_up", leaves_first)
+    monkeypatch.setattr(app.connections, "_give_up", leaves_first)
     await getattr(app.connections, verb)(BOB)
     assert await tokens_of(app, ANN, EVE) == ["canary-ann"] * 2
     assert (await app.connections.get(BOB)).state is GrantState.REVOKED
