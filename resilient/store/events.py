@@ -41,10 +41,16 @@ def resources(destinations: Sequence[str] | None) -> tuple[str, ...]:
     return (f"{RESOURCE}/*",) if destinations is None else tuple(f"{RESOURCE}/{name}" for name in destinations)
 
 
-def _inside(d: Dialect, types: Sequence[str], key: str | None, event_id: str | None) -> list[ColumnElement[bool]]:
+def _attribute(d: Dialect, name: str) -> ColumnElement[Any]:
+    """An attribute of a job's event; NULL if its payload has none."""
     payload: ColumnElement[Any] = JOB.c.payload
     if not d.is_postgresql:  # one row whose text is no JSON must not fail the others
         payload = sa.type_coerce(sa.case((sa.func.json_valid(payload) == 1, payload)), sa.JSON())
+    text: ColumnElement[Any] = payload[name].as_string()
+    return text
+
+
+def _inside(d: Dialect, types: Sequence[str], key: str | None, event_id: str | None) -> list[ColumnElement[bool]]:
     where: list[ColumnElement[bool]] = []
     for name, words in (
         ("type", types),
@@ -52,7 +58,7 @@ def _inside(d: Dialect, types: Sequence[str], key: str | None, event_id: str | N
         ("id", [event_id] if event_id else ()),
     ):
         if words:
-            where.append(payload[name].as_string().in_(words))
+            where.append(_attribute(d, name).in_(words))
     return where
 
 
@@ -117,7 +123,8 @@ def _published(
     behind: tuple[datetime, UUID] | None,
 ) -> sa.Select[Any]:
     originals = JOB.c.tags.is_(None)  # a replay is tagged, so that the next one does not double it
-    where = [*conditions(f, d), in_state("succeeded"), originals, *_inside(d, types, key, None)]
+    is_event = _attribute(d, "id") != ""  # not so of a row whose payload was overwritten
+    where = [*conditions(f, d), in_state("succeeded"), originals, is_event, *_inside(d, types, key, None)]
     if behind is not None:
         where.append(sa.tuple_(*_AT) > sa.tuple_(*(sa.literal(v, k.type) for v, k in zip(behind, _AT, strict=True))))
     return sa.select(*columns).where(*where)

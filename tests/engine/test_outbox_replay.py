@@ -121,6 +121,16 @@ async def test_a_dry_run_and_a_limit(app, history, seen, monkeypatch):
     assert (await again(app, seen, since=9 * HOUR, until=HOUR / 2))[0].events == 6
 
 
+async def test_rows_whose_payload_is_no_event_are_not_counted(app, history, seen, database):
+    """Something else overwrote them: what is said to be replayed arrives."""
+    for number, payload in enumerate(('"x"', "[1]", "{{}}"), 1):
+        spoil = f"UPDATE {{job}} SET payload = '{payload}' WHERE resource_key = 'outbox/orders' AND order_no = {number}"
+        database.transaction_sync(lambda c, d, spoil=spoil: d.run(c, spoil) and None)
+    assert (await app.outbox.replay(since=9 * HOUR, dry_run=True)).by_destination == {"orders": 1, "audit": 2}
+    done, numbers = await again(app, seen, since=9 * HOUR)
+    assert (done.events, len(numbers)) == (3, 3)
+
+
 async def test_only_to_destinations_that_are_declared(app, history, seen, database):
     with pytest.raises(InvalidInput, match="'orders2', which is not declared; known are: audit, orders"):
         await app.outbox.replay(since=HOUR, destination="orders2", dry_run=True)

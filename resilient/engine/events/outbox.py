@@ -369,7 +369,7 @@ class Outbox:
     def _replay(self, c: Connection, d: Dialect, f: JobFilter, criteria: dict[str, Any]) -> builtins.list[JobInfo]:
         rows = store.published(c, d, f, **criteria)
         events = [(EventInfo.of(job), text) for job, text in rows]
-        requests = [self._replay_request(info, text) for info, text in events if info.id]
+        requests = [self._replay_request(info, text) for info, text in events]
         write(c, d, [request for request in requests if request.row.order_no is None])
         write_back(c, d, [request.row for request in requests if request.row.order_no is not None])
         return [job for job, _ in rows]
