@@ -13,6 +13,7 @@ import pytest
 from sqlmodel import Session
 
 from resilient import Event, JobFailure, Kafka, Message, Nats, RabbitMQ, RedisStream, Resilient
+from resilient.engine.events.publishers import Publishers
 from tests.helpers import LIMIT, until
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -63,6 +64,46 @@ async def nats():
         await admin.jetstream().add_stream(name="ALL", subjects=["events.>"])
         yield Nats(server.url.replace("//", "//app:pw@"))
         await admin.close()
+
+
+@asynccontextmanager
+async def nats_without_a_stream():
+    """Of some events: whoever listens to their subject answers nothing, so none of them says that it is not taken."""
+    library = pytest.importorskip("nats")
+    async with started(brokers.NatsServer()) as server:
+        admin = await library.connect(server.url)
+        await admin.jetstream().add_stream(name="ORDERS", subjects=["events.order.>"])
+
+        async def listen(_):
+            pass
+
+        await admin.subscribe("events.bill.>", cb=listen)
+        await admin.flush()
+        yield Nats(server.url, timeout=0.5)
+        await admin.close()
+
+
+class RedisOfACluster(brokers.RedisServer):
+    def command(self):
+        return [*super().command(), "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no",
+                "--cluster-port", str(brokers.free_port())]  # fmt: skip
+
+
+@asynccontextmanager
+async def redis_cluster():
+    """Its server has each stream but one."""
+    library = pytest.importorskip("redis.asyncio")
+    async with started(RedisOfACluster()) as server:
+        admin = library.from_url(server.url)
+        slot = await admin.execute_command("CLUSTER", "KEYSLOT", "bill.made")
+        await admin.execute_command("CLUSTER", "ADDSLOTS", *(one for one in range(16_384) if one != slot))
+
+        async def is_ready():
+            return "cluster_state:ok" in str(await admin.execute_command("CLUSTER", "INFO"))
+
+        await until(is_ready)
+        await admin.aclose()
+        yield RedisStream(server.url, "{type}")
 
 
 @asynccontextmanager
@@ -132,7 +173,7 @@ async def compacted_topic():
     server.close()
 
 
-@pytest.mark.parametrize("started_with", [nats, redis, rabbitmq, compacted_topic])
+@pytest.mark.parametrize("started_with", [nats, nats_without_a_stream, redis, redis_cluster, rabbitmq, compacted_topic])
 async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite_url):
     """Not for the time of a circuit, nor with an error that says that the broker were away."""
     async with started_with() as destination:
@@ -155,7 +196,8 @@ async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite
         assert not {"dead", "succeeded"} & {str(one.state) for one in refused}
         told = [one.last_error for one in refused if one.last_error]
         assert told
-        assert all("did not take" in one or "over one event" in one for one in told), told
+        of_one = ("did not take", "over one event", "no JetStream stream", "but other events")
+        assert all(any(part in one for part in of_one) for one in told), told
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await app.close()
@@ -177,6 +219,69 @@ async def test_a_denied_routing_key_that_the_broker_cuts_off():
         assert [await outcome(key) for key in (denied, denied, allowed)] == [
             ("channel_closed", False), ("no_permission", False), None
         ]  # fmt: skip
+
+
+async def test_routing_keys_that_are_denied_for_the_first_time_charge_no_others(sqlite_url):
+    """Each costs the channel; what was under way there is sent again at once."""
+    async with rabbitmq() as destination:
+        app = Resilient(sqlite_url, destinations={"there": replace(destination, routing_key="{key}")}, upgrade=False)
+        with Session(app.database.sync_engine) as s:
+            for n in range(ALLOWED):
+                app.outbox.publish(s, Ordered(number=n), key=f"order.{n}", to=["there"])
+                if n % 4 == 0:
+                    app.outbox.publish(s, Billed(number=n), key=f"bill.{n}", to=["there"])
+            s.commit()
+        worker = app.worker()
+        task = asyncio.create_task(worker.run(signals=False))
+
+        async def is_done():
+            return len(await app.outbox.list(type="order.made", state="succeeded")) == ALLOWED
+
+        await until(is_done)
+        assert {one.attempts for one in await app.outbox.list(type="order.made")} == {0}  # charged
+        assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await app.close()
+
+
+async def test_many_denied_events_do_not_look_like_a_broker_that_is_away():
+    """They wait for each other, and one that waited too long is refused while the connection stays."""
+    async with rabbitmq() as destination:
+        keyed = replace(destination, routing_key="{key}", timeout=1)
+        keyed.denied_keys.add("bill.1")
+        publishers = Publishers({"there": keyed})
+        publisher = await publishers.open("there")
+        async with publisher._own_channel_lock:  # another one is under way
+            with pytest.raises(JobFailure, match="denied the event's routing key before") as caught:
+                await publishers.publish("there", Message("m", "bill.made", b"{}", key="bill.1"))
+        assert (caught.value.failure.code, caught.value.failure.counts_for_breaker) == ("no_permission", False)
+        assert await publishers.open("there") is publisher
+        await publishers.close()
+
+
+async def test_an_alarm_of_the_broker_is_told():
+    """It reads nothing from publishers while it is short of memory, and says so only to the connection."""
+    async with rabbitmq_server() as (server, _):
+        publishers = Publishers({"there": RabbitMQ(server.url, exchange="events", timeout=1)})
+        message = Message("m", "order.made", b"{}")
+        await publishers.publish("there", message)
+        await asyncio.to_thread(control, server, "set_vm_memory_high_watermark", "0.00001")
+        for _ in range(2):  # the broker says it after the first message that it does not read
+            with pytest.raises(JobFailure, match="short of memory or disk") as caught:
+                await publishers.publish("there", message)
+        assert (caught.value.failure.code, caught.value.failure.counts_for_breaker) == ("blocked", None)
+        await asyncio.to_thread(control, server, "set_vm_memory_high_watermark", "0.4")
+
+        async def is_taken():
+            try:
+                await publishers.publish("there", message)
+            except JobFailure:
+                return False
+            return True
+
+        await until(is_taken)
+        await publishers.close()
 
 
 async def test_an_exchange_that_is_deleted_or_closed_to_the_user():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sqlmodel import Session
 
-from resilient import Destination, Event, Message, Nats, Resilient
+from resilient import Destination, Event, JobFailure, Message, Nats, Resilient
 from resilient.engine.events.publishers import Publishers
-from resilient.wire.publishers.base import ConnectionLost, lost, refused
+from resilient.wire.publishers.base import ConnectionLost, cut_off, lost, refused
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import brokers
@@ -201,3 +201,54 @@ async def test_events_that_no_stream_listens_to_hold_up_no_others(sqlite_url):
         await connection.close()
     finally:
         server.close()
+
+
+async def test_one_that_is_cut_off_over_another_is_sent_again_over_a_new_connection():
+    """It did nothing wrong: it is charged with no attempt, and does not wait for the next one."""
+    to = To(errors=[cut_off("over another", "cut", by_another=True) for _ in range(3)])
+    publishers = Publishers({"a": to})
+    assert await publish(publishers) == []
+    assert len(to.opened) == 4
+    to.errors.extend([cut_off("over another", "cut", by_another=True), "refuses"])
+    with pytest.raises(ConnectionLost, match="nobody there"):  # away by now: that is what counts
+        await publishers.publish("a", MESSAGE)
+    await publishers.close()
+
+
+async def test_what_is_cut_off_until_its_time_is_over_says_so():
+    """Not that the destination were away."""
+    to = To(timeout=0.2, errors=[cut_off("over another", "cut", by_another=True), "hangs"])
+    publishers = Publishers({"a": to})
+    with pytest.raises(ConnectionLost, match="over another") as caught:
+        await publishers.publish("a", MESSAGE)
+    assert caught.value.failure.counts_for_breaker is False
+    await publishers.close()
+
+
+async def test_silence_about_one_event_while_others_are_confirmed():
+    """The connection works, so the others keep it; and the destination is not away."""
+    to = To(timeout=0.5, errors=["hangs"])
+    publishers = Publishers({"a": to})
+    silent = asyncio.create_task(publishers.publish("a", MESSAGE))
+    while not silent.done():
+        await publish(publishers)
+        await asyncio.sleep(0)
+    error = silent.exception()
+    assert "confirmed nothing within 0.5 s, but other events" in str(error)
+    assert (error.failure.code, error.failure.counts_for_breaker) == ("no_confirm", False)
+    assert [one.closed for one in to.opened] == [0]
+    await publishers.close()
+
+
+@pytest.mark.parametrize("known", [refused("of this one", "why"), lost("of all", "why"), None])
+async def test_a_publisher_may_know_why_an_event_was_not_confirmed(known, monkeypatch):
+    async def silence(_self, _message):
+        return known
+
+    monkeypatch.setattr(Connection, "silence", silence, raising=False)
+    to = To(timeout=0.1, errors=["hangs"])
+    publishers = Publishers({"a": to})
+    with pytest.raises(JobFailure, match=str(known or "confirmed nothing")) as caught:
+        await publishers.publish("a", MESSAGE)
+    await publishers.close()
+    assert [isinstance(caught.value, ConnectionLost)] == [known is None or isinstance(known, ConnectionLost)]

@@ -110,6 +110,34 @@ async def test_a_mistake_in_the_programs_own_function_is_not_the_brokers():
         server.close()
 
 
+async def test_a_user_who_is_not_let_in():
+    """The broker is there: who is called at night must look at the password."""
+
+    class WithUser(brokers.NatsServer):
+        def configuration(self):
+            path = self.home / "nats.conf"
+            path.write_text(f"listen: 127.0.0.1:{self.port}\nauthorization {{ user: app, password: pw }}\n")
+            return path
+
+    rabbitmq = brokers.require(brokers.RABBITMQ, "RabbitMQ")
+    redis = brokers.require(brokers.REDIS, "Redis")
+    server = WithUser().start()
+    try:
+        for destination in (
+            RabbitMQ(rabbitmq.replace("guest:guest", "guest:bad")),
+            RabbitMQ(f"{rabbitmq.rstrip('/')}/no-such-host"),
+            Nats(server.url.replace("//", "//app:bad@")),
+            RedisStream(redis.replace("//", "//app:bad@")),
+        ):
+            error = await failed(destination)
+            assert isinstance(error, ConnectionLost)
+            assert error.failure.code == "no_login"
+            assert "is not there" not in str(error)
+            assert "bad" not in str(error)
+    finally:
+        server.close()
+
+
 def test_bounds():
     for words in ({"timeout": 0}, {"timeout": 301}, {"batch": 0}, {"batch": 1001}, {"when_dead": "wait"}):
         with pytest.raises(InvalidInput, match=next(iter(words))):
@@ -160,6 +188,8 @@ class TestRabbitMQ:
         error = await failed(RabbitMQ(url, exchange=name), message(of="payment.made"))
         assert (error.failure.code, error.failure.counts_for_breaker) == ("unroutable", False)
         assert not isinstance(error, ConnectionLost)
+        error = await failed(RabbitMQ(url, exchange=name, routing_key="nobody"))  # and so is every other event
+        assert (error.failure.code, error.failure.counts_for_breaker) == ("unroutable", True)
 
     async def test_one_that_is_returned_takes_no_other_with_it(self, queue):
         url, name, q = queue
@@ -200,7 +230,9 @@ class TestRabbitMQ:
         )
         await published(RabbitMQ(queue[0], routing_key=full.name), message(1))
         error = await failed(RabbitMQ(queue[0], routing_key=full.name), message(2))
-        assert error.failure.code == "nacked"
+        assert (error.failure.code, error.failure.counts_for_breaker) == ("nacked", True)  # all events go there
+        error = await failed(RabbitMQ(queue[0], routing_key=lambda _: full.name), message(3))
+        assert (error.failure.code, error.failure.counts_for_breaker) == ("nacked", False)
         await connection.close()
 
 

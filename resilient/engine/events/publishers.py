@@ -1,8 +1,9 @@
 """The open connections to destinations: a worker has one to each destination, and opens it for the first event.
 
 A connection that is lost is closed, and the next event opens another one. Each event that was in flight over it gets
-an error of its own. A publisher that ``mends`` itself stays open: it has a connection for each event. An event that is
-not confirmed in time means that the connection is lost; a later confirmation is ignored.
+an error of its own, or is sent again if it was lost over another event. A publisher that ``mends`` itself stays open:
+it has a connection for each event. An event that is not confirmed in time means that the connection is lost, unless
+others are confirmed meanwhile or the publisher knows better; a later confirmation is ignored.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from resilient.core.base.errors import FailureKind, JobFailure, ResourceStopped
 from resilient.core.base.loggers import apart, logger
 from resilient.core.base.phrases import value_text
 from resilient.engine.events.outbox import PREFIX
 from resilient.engine.ground.foreign import contained
-from resilient.wire.publishers.base import ConnectionLost, is_away, lost
+from resilient.wire.publishers.base import ConnectionLost, CutOff, is_away, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logger("outbox")
 _CLOSE_TIMEOUT: Final = 5.0  # seconds
+_SILENCE_TIMEOUT: Final = 1.0  # seconds
 
 
 class Publishers:
@@ -40,6 +42,7 @@ class Publishers:
         self._opening: dict[str, asyncio.Task[Publisher]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._answering: set[str] = set()
+        self._confirmed: dict[str, float] = {}  # when the latest event was, by the loop's clock
 
     def is_well(self, name: str) -> bool:
         """Whether a destination has answered its latest event."""
@@ -55,16 +58,43 @@ class Publishers:
 
     async def hand_over(self, name: str, publisher: Publisher, message: Message) -> None:
         """Publish over an open connection: each error then concerns this event, and not the connecting."""
-        destination = self._destinations[name]
+        timeout, cut = self._destinations[name].timeout, None
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
-            async with asyncio.timeout(destination.timeout):
-                await _run_alone(name, publisher.publish, message)
+            async with asyncio.timeout(timeout):
+                while True:
+                    try:
+                        await _run_alone(name, publisher.publish, message)
+                    except CutOff as error:
+                        cut = error
+                        self._forget(name, publisher)
+                        publisher = await self.open(name)
+                    else:
+                        self._confirmed[name] = clock()
+                        return
         except TimeoutError:
-            self._forget(name, publisher)
-            raise lost(f"{name} confirmed nothing within {destination.timeout:g} s", "no_confirm") from None
+            if cut is not None:
+                raise cut from None
+            failure = await self._silence(name, publisher, message, began + timeout / 2)
+            if isinstance(failure, ConnectionLost):
+                self._forget(name, publisher)
+            raise failure from None
         except ConnectionLost:
             self._forget(name, publisher)
             raise
+
+    async def _silence(self, name: str, publisher: Publisher, message: Message, since: float) -> JobFailure:
+        """The failure of an event that was not confirmed in time; ``since``: others were confirmed after that."""
+        text = f"{name} confirmed nothing within {self._destinations[name].timeout:g} s"
+        if (explain := getattr(publisher, "silence", None)) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SILENCE_TIMEOUT):
+                    if (failure := await _run_alone(name, explain, message)) is not None:
+                        return cast("JobFailure", failure)
+        if self._confirmed.get(name, 0.0) > since:
+            return refused(f"{text}, but other events meanwhile", "no_confirm")
+        return lost(text, "no_confirm")
 
     async def open(self, name: str) -> Publisher:
         """Open the connection to a destination, if it is not open. All callers meanwhile share one attempt."""

@@ -5,7 +5,8 @@ its `connect` on its own event loop and gets a `Publisher`. ``publish`` returns 
 relay calls it for many events at once, but never for two of one key. What it raises says what becomes of the event:
 
 - `lost(...)`: the connection is unusable; the event is sent again later, over a new one;
-- `cut_off(...)`: the same, but the destination works: it closed the connection because of one event;
+- `cut_off(...)`: the same, but the destination works: it closed the connection because of this event, or (`CutOff`)
+  because of another one; then this one is sent at once over a new connection;
 - `refused(...)`: the destination did not take the event, and the connection is usable; the event is sent again later;
 - `Throttled`: all events for this destination wait;
 - `Permanent`: the event can never be taken; it is dead at once (`Unsendable`: nothing of it was sent).
@@ -49,6 +50,10 @@ class ConnectionLost(JobFailure):
     """The connection to a destination is unusable: the next event opens another one."""
 
 
+class CutOff(ConnectionLost):
+    """The destination closed the connection because of another event: it may take this one over a new connection."""
+
+
 class Unsendable(Permanent):
     """The event can never be taken. Nothing of it was sent, so this says nothing about the destination."""
 
@@ -57,6 +62,8 @@ class Publisher(Protocol):
     """A live connection to a destination.
 
     One whose attribute ``mends`` is true replaces lost connections itself: the engine does not close it after `lost`.
+    One that has a method ``silence(message)`` is asked why an event was not confirmed in time; it returns a failure, or
+    None if it does not know. It must not wait long.
     """
 
     async def publish(self, message: Message) -> None:
@@ -103,6 +110,9 @@ class Destination:
 _LONGEST_TIMEOUT: Final = 300
 _LARGEST_BATCH: Final = 1_000
 _CLOSE_TIMEOUT: Final = 1.0  # seconds
+_LOGIN: Final = frozenset({  # errors of the libraries: of RabbitMQ and Redis, of Kafka
+    "AuthenticationError", "ProbableAuthenticationError", "AuthenticationFailedError", "SaslAuthenticationFailed",
+})  # fmt: skip
 
 
 def extra(module: str, name: str) -> Any:
@@ -120,6 +130,13 @@ def lost(message: str, code: str) -> ConnectionLost:
     return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code))
 
 
+def away(broker: str, error: BaseException) -> ConnectionLost:
+    """The error for a broker that cannot be reached, or that does not let the program's user in."""
+    if type(error).__name__ in _LOGIN or "authorization violation" in str(error).lower():
+        return lost(f"{broker} does not let this user in: {error}", "no_login")
+    return lost(f"{broker} is not there: {type(error).__name__}: {error}", "broker_down")
+
+
 async def close_quickly(close: Callable[[], Awaitable[Any]]) -> None:
     """Close what failed to open or does not answer, within a bound: a hung broker would keep its socket open."""
     with contextlib.suppress(Exception):
@@ -127,9 +144,10 @@ async def close_quickly(close: Callable[[], Awaitable[Any]]) -> None:
             await close()
 
 
-def cut_off(message: str, code: str) -> ConnectionLost:
+def cut_off(message: str, code: str, *, by_another: bool = False) -> ConnectionLost:
     """The error for a connection that its destination closed because of one event: a new one takes the others."""
-    return ConnectionLost(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=False))
+    kind = CutOff if by_another else ConnectionLost
+    return kind(message, failure=Failure(FailureKind.TRANSIENT, code=code, counts_for_breaker=False))
 
 
 def refused(message: str, code: str, *, ill: bool = False) -> JobFailure:

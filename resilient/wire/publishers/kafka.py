@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, close_quickly, cut_off, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, away, close_quickly, cut_off, extra, fill, is_fixed, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class Kafka(Destination):
             await close_quickly(producer.stop)
             if not isinstance(error, Exception):  # a cancellation: it took too long
                 raise
-            raise lost(f"Kafka is not there: {type(error).__name__}: {error}", "broker_down") from error
+            raise away("Kafka", error) from error
         return _Producer(self, producer)
 
 
@@ -122,4 +122,4 @@ def _failure(error: Exception, *, ill: bool) -> JobFailure:
         return cut_off(f"Kafka refused an event before this one: {error}", name)
     if name in _REFUSED:
         return refused(f"Kafka did not take the event: {error}", name, ill=ill or name not in _OF_TOPIC)
-    return lost(f"Kafka is not there: {name}: {error}", "broker_down")
+    return away("Kafka", error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.errors import JobFailure, Permanent
 from resilient.core.base.misfit import explained_class
-from resilient.wire.publishers.base import Destination, Unsendable, close_quickly, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, Unsendable, away, close_quickly, extra, fill, is_fixed, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -64,14 +64,14 @@ class Nats(Destination):
             await close_quickly(connection.close)
             if not isinstance(error, Exception):  # it took too long
                 raise
-            raise lost(f"NATS is not there: {type(error).__name__}: {error}", "broker_down") from error
+            raise away("NATS", error) from error
         return _JetStream(self, connection, denials)
 
 
 class _JetStream:
     def __init__(self, destination: Nats, connection: Any, denials: _Denials) -> None:
         self._destination, self._connection, self._denials = destination, connection, denials
-        self._stream = connection.jetstream(timeout=destination.timeout)
+        self._stream = connection.jetstream(timeout=2 * destination.timeout)  # the engine ends it before
 
     async def publish(self, message: Message) -> None:
         """Publish, and wait for the stream's acknowledgement."""
@@ -90,6 +90,18 @@ class _JetStream:
                 ill = ill or not _DENIED_SUBJECT.search(reasons[0])
                 raise refused(f"NATS did not take the event: {reasons[0]}", "no_permission", ill=ill) from error
             raise _failure(error, connected=self._connection.is_connected, ill=ill) from error
+
+    async def silence(self, message: Message) -> JobFailure | None:
+        """Whether no stream listens to the subject, but somebody does who never acknowledges an event."""
+        subject = fill(self._destination.subject, message)
+        try:
+            await self._stream.find_stream_name_by_subject(subject)
+        except Exception as error:  # noqa: BLE001 - whatever the library raises, nothing is known then
+            if type(error).__name__ != "NotFoundError":
+                return None
+            ill = is_fixed(self._destination.subject)
+            return refused("no JetStream stream listens to the event's subject, only others do", "no_stream", ill=ill)
+        return None
 
     async def close(self) -> None:
         """See `Publisher`."""
@@ -117,7 +129,7 @@ def _failure(error: Exception, *, connected: bool, ill: bool) -> JobFailure:
         code = getattr(error, "err_code", None)
         ill = ill or code in _NO_ROOM
         return refused(f"JetStream did not take the event: {error}", str(code or name), ill=ill)
-    return lost(f"NATS is not there: {name}: {error}", "broker_down")
+    return away("NATS", error)
 
 
 class _Denials:

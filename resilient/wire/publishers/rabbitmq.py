@@ -22,6 +22,7 @@ from resilient.core.events.message import CONTENT_TYPE
 from resilient.wire.publishers.base import (
     Destination,
     Unsendable,
+    away,
     close_quickly,
     cut_off,
     extra,
@@ -32,7 +33,7 @@ from resilient.wire.publishers.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from resilient.core.events.message import Message
 
@@ -41,10 +42,8 @@ _MAX_SIZE: Final = re.compile(r"\bmax size (\d+)")
 # The broker cuts its text after 252 bytes, and with it a long key (`amqp_exception_explanation` of its source).
 _DENIED_KEY: Final = re.compile(r"access to topic '(?:(?P<key>.*)' in exchange|(?P<begin>.*)\.\.\.$)", re.DOTALL)
 _MOST_DENIED: Final = 1_000  # routing keys that are remembered
-# The errors of an event whose channel is closed: over itself, over one before it, or before it was written.
-_CUT_OFF: Final = frozenset({
-    "ChannelAccessRefused", "ChannelPreconditionFailed", "ChannelInvalidStateError", "ConnectionChannelError",
-})  # fmt: skip
+_OF_EVENT: Final = frozenset({"PublishError", "DeliveryError"})  # any other error is of the channel or the connection
+_TURN: Final = 0.2  # of its timeout: how long an event waits for its turn on a channel of its own
 
 
 class _DeniedKeys:
@@ -149,7 +148,7 @@ class _Exchange:
 
     async def _publish_on_own_channel(self, outgoing: Any, to: str) -> None:
         """Publish over a channel of its own, which the broker may close."""
-        async with self._own_channel_lock:
+        async with self._own_turn():
             exchange = await _open(self._connection, self._destination.exchange)
             try:
                 await exchange.publish(outgoing, to, mandatory=True)
@@ -161,18 +160,50 @@ class _Exchange:
                 await close_quickly(exchange.channel.close)
         self._destination.denied_keys.forget(to)
 
+    @contextlib.asynccontextmanager
+    async def _own_turn(self) -> AsyncIterator[None]:
+        """The turn of an event with a denied routing key; many are refused rather than held up, with a place of others.
+
+        One that waited until its time is over would look as if the broker were away.
+        """
+        try:
+            async with asyncio.timeout(self._destination.timeout * _TURN):
+                await self._own_channel_lock.acquire()
+        except TimeoutError:
+            raise refused(
+                "RabbitMQ denied the event's routing key before, and others are tried first", "no_permission"
+            ) from None
+        try:
+            yield
+        finally:
+            self._own_channel_lock.release()
+
+    async def silence(self, message: Message) -> JobFailure | None:  # noqa: ARG002 - it is the same for every event
+        """Whether the broker has blocked this connection: then it reads nothing until its alarm is over."""
+        try:
+            async with asyncio.timeout(0):
+                await self._connection.transport.connection.ready()
+        except TimeoutError:
+            return lost(
+                "RabbitMQ has blocked its publishers: it is short of memory or disk (rabbitmq-diagnostics alarms)",
+                "blocked",
+            )
+        return None
+
     def _judge(self, error: Exception, body: bytes, to: str) -> JobFailure:
         """The failure of an event; when the broker closes a channel over one event, those behind it end with it."""
         if (too_large := _too_large(error, body)) is not None:
             return too_large
-        if type(error).__name__ not in _CUT_OFF:
-            return _failure(error, self._destination.exchange)
+        ill = is_fixed(self._destination.routing_key)
+        if type(error).__name__ in _OF_EVENT:
+            return _failure(error, self._destination.exchange, ill=ill)
         cause = self._cause_of_close() or error
-        key = None if is_fixed(self._destination.routing_key) else _denied_key(cause, to)
+        key = None if ill else _denied_key(cause, to)
         if key:
             self._destination.denied_keys.add(key)
         if key is not None or _MAX_SIZE.search(str(cause)):
-            return cut_off(f"RabbitMQ closed the channel over one event: {cause}", "channel_closed")
+            text = f"RabbitMQ closed the channel over one event: {cause}"
+            return cut_off(text, "channel_closed", by_another=key != to)
         return _failure(cause, self._destination.exchange)
 
     def _cause_of_close(self) -> BaseException | None:
@@ -208,14 +239,19 @@ def _too_large(error: Exception, body: bytes) -> Permanent | None:
     return None
 
 
-def _failure(error: BaseException, exchange: str) -> JobFailure:
+def _failure(error: BaseException, exchange: str, *, ill: bool = False) -> JobFailure:
+    """``ill``: what is wrong with the routing key is wrong with the whole destination."""
     name = type(error).__name__
     if name == "PublishError":
-        return refused("RabbitMQ returned the event: no queue is bound for its routing key", "unroutable")
+        return refused("RabbitMQ returned the event: no queue is bound for its routing key", "unroutable", ill=ill)
     if name == "DeliveryError":
-        return refused("RabbitMQ did not take the event (a queue is full, or failed)", "nacked")
+        return refused("RabbitMQ did not take the event (a queue is full, or failed)", "nacked", ill=ill)
+    if name == "InvalidFrameError" and "Connection.OpenOk" in str(error):  # the library drops what the broker says
+        return lost(
+            "RabbitMQ opens no connection: look at the URL's virtual host and the user's right to it", "no_login"
+        )
     if name == "ChannelNotFoundEntity":
         return lost(f"RabbitMQ has no exchange {exchange!r}: declare it", "no_exchange")
     if name == "ChannelAccessRefused":
         return lost(f"RabbitMQ lets this user not publish to {exchange!r}: {error}", "no_permission")
-    return lost(f"RabbitMQ is not there: {name}: {error}", "broker_down")
+    return away("RabbitMQ", error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from resilient.core.base.misfit import check_whole, explained_class
-from resilient.wire.publishers.base import Destination, extra, fill, is_fixed, lost, refused
+from resilient.wire.publishers.base import Destination, away, extra, fill, is_fixed, lost, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,8 @@ _OF_CLASS: Final = {  # errors that have a class of their own are told without t
     "TryAgainError": "TRYAGAIN", "ClusterDownError": "CLUSTERDOWN", "ClusterCrossSlotError": "CROSSSLOT",
     "MasterDownError": "MASTERDOWN",
 }  # fmt: skip
+
+_OF_STREAM: Final = frozenset({"WRONGTYPE", "MOVED", "ASK", "TRYAGAIN"})  # a cluster's server has some of the streams
 
 
 @explained_class
@@ -87,9 +89,13 @@ def _failure(error: Exception, *, ill: bool) -> JobFailure:
     if answered:  # WRONGTYPE, OOM, NOPERM: an operator mends the server, so the events must wait and not die
         code = _code(error)
         text = str(error).removeprefix(f"{code} ")
-        of_stream = code == "WRONGTYPE" or (code == "NOPERM" and "to run the" not in text)  # not of the command
+        of_stream = (
+            code in _OF_STREAM
+            or (code == "NOPERM" and "to run the" not in text)  # not of the command
+            or (code == "CLUSTERDOWN" and "slot" in text)
+        )
         return refused(f"Redis did not take the event: {code} {text}", code, ill=ill or not of_stream)
-    return lost(f"Redis is not there: {name}: {error}", "broker_down")
+    return away("Redis", error)
 
 
 def _code(error: Exception) -> str:
