@@ -197,7 +197,7 @@ def of_the_library():
 
 async def test_a_producer_that_cannot_be_stopped_leaves_nothing_behind(broker, monkeypatch):
     """Its library waits for what a hung broker has not answered; each further connection would leave as much."""
-    monkeypatch.setattr("resilient.engine.events.publishers._CLOSE_PATIENCE", 0.05)
+    monkeypatch.setattr("resilient.engine.events.publishers._CLOSE_TIMEOUT", 0.05)
     publishers = Publishers({"kafka": Kafka(broker.address, topic="orders", timeout=1)})
     await publishers.publish("kafka", message(1))
     broker.silent = True
