@@ -4,23 +4,26 @@ import asyncio
 import os
 import shutil
 import sqlite3
+import threading
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import make_url
 
-from resilient import Bearer, Provider, Resilient
+from resilient import Bearer, DatabaseUnreachable, Provider, Resilient
 from resilient.core.schedules import cron
 from resilient.core.schedules.schedule import Spec, Template
 from resilient.engine.inspect import doctor
 from resilient.store.db import schema
 from resilient.store.db.address import for_listening
 from resilient.store.db.wake import listener_name
-from resilient.store.inspect import health, workers
+from resilient.store.inspect import health, why, workers
 from resilient.store.inspect.health import Contents, Server, Session, WorkerSeen
 from resilient.store.schedules import ticks as schedules
 from tests.helpers import until
@@ -233,6 +236,42 @@ async def test_other_sessions_that_may_not_be_seen(postgres_server, open_databas
         await database.close()
         postgres_server.drop(name)
         admin.execute("DROP ROLE short_sighted")
+
+
+@pytest.mark.parametrize("by", ["the holder of the lock", "one who waits for it"])
+async def test_a_table_that_is_locked_against_everybody(by, postgres_database, postgres_url, monkeypatch):
+    """Its holder is named at once; nobody waits for ever, and no worker is called dead."""
+    statement, asks = "LOCK TABLE resilient_job IN ACCESS EXCLUSIVE MODE", "SELECT pg_backend_pid()"
+    with psycopg.connect(postgres_url) as holder, psycopg.connect(postgres_url) as waiter:
+        pid = (holder if by == "the holder of the lock" else waiter).execute(asks).fetchone()[0]
+        thread = threading.Thread(target=waiter.execute, args=[statement])
+        if by == "the holder of the lock":
+            holder.execute(statement)
+        else:
+            holder.execute("SELECT count(*) FROM resilient_job")
+            thread.start()
+        await until(lambda: postgres_database.transaction_sync(health.server).locked)
+        found = await findings(postgres_database)
+        monkeypatch.setattr(why, "_PATIENCE", "10ms")
+        with pytest.raises(DatabaseUnreachable, match="locked against everybody for 10ms: `resilient doctor` names"):
+            postgres_database.transaction_sync(why.overview_soon)
+        holder.rollback()
+        if thread.ident is not None:
+            thread.join()
+    assert found["locked"].remedy == f"wait until it ends, or end it: SELECT pg_terminate_backend({pid})"
+    assert ("waits to lock" in found["locked"].message) == (by == "one who waits for it")
+    assert "resilient_job" in found["locked"].message
+    assert "workers" not in found
+    assert "locked" not in await findings(postgres_database)
+
+
+async def test_sessions_that_take_no_writes(postgres_server, postgres_url, open_database):
+    name = make_url(postgres_url).database
+    with postgres_server.connect() as admin:
+        admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    found = await findings(open_database(postgres_url))
+    assert "RESET default_transaction_read_only" in found["read_only"].remedy
+    assert found["read_only"].level == "fail"
 
 
 async def test_autovacuum_turned_off_for_a_table(postgres_database):

@@ -226,6 +226,14 @@ async def test_a_server_that_stops_and_comes_back(own_postgres, open_database):
     assert await database.transaction(lambda c, _d: c.exec_driver_sql("SELECT 1").scalar()) == 1
 
 
+async def test_a_session_that_the_server_ends_is_no_line_of_the_log(postgres_database, caplog):
+    """An outage ends them all, again and again: who wanted one says what it waits for."""
+    caplog.set_level("INFO", "resilient")
+    with pytest.raises(DatabaseUnreachable):
+        await postgres_database.transaction(lambda c, d: d.run(c, "SELECT pg_terminate_backend(pg_backend_pid())"))
+    assert not caplog.records
+
+
 async def test_a_connection_that_is_killed(postgres_database, postgres_url, open_database):
     def suicide(c, _d):
         c.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")

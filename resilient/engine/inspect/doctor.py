@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,9 +23,10 @@ from resilient.engine.ground.providers import also_installed_by, hidden_by
 from resilient.store.accounts import connections
 from resilient.store.accounts.secrets import HOW
 from resilient.store.db import schema
-from resilient.store.db.file import look_at
+from resilient.store.db.file import is_missing
 from resilient.store.db.wake import listener_name
 from resilient.store.inspect import health
+from resilient.store.inspect.health import filesystem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ async def examine(
         await schema.check(database)
         outdated = None
     except DatabaseUnreachable as error:
-        if makes_tables and database.file is not None and _is_missing(database.file):
+        if makes_tables and database.file is not None and is_missing(database.file):
             message = f"there is no {database.file} yet: this program makes it, with its tables, when it is first used"
             return [Finding("database", "ok", message), *facts]
         remedy = "" if database.is_sqlite else "start it, or correct the address"  # a file's message has it
@@ -108,16 +108,23 @@ async def examine(
             "PostgreSQL chooses plans by itself (generic_plans=False): the first jobs of a new connection begin later"
         )
         findings.append(Finding("plans", "ok", message))
+    if not server.locked:  # else our tables cannot be read
+        findings += await _examine_tables(database, server, applications, keys)
+    return [*findings, *facts]
+
+
+async def _examine_tables(
+    database: Database, server: Server, applications: frozenset[str] | None, keys: Collection[str] | None
+) -> list[Finding]:
     contents = await database.transaction(health.contents)
-    if database.is_own:
-        findings += check_room(server, contents, database.connections.most)
+    findings = list(check_room(server, contents, database.connections.most)) if database.is_own else []
     present, needed = await schema.current(database), schema.head()
     newer = "" if present == needed else f", made by a newer version; this one needs {needed}"
     findings += [Finding("schema", "ok", f"revision {present}{newer}"), *check_contents(contents)]
     findings += check_listeners(contents, applications)
     if keys is not None:
         findings += check_secrets(await database.transaction(connections.sealed_with), keys)
-    return [*findings, *facts]
+    return findings
 
 
 def _database(database: Database, server: Server) -> Finding:
@@ -181,14 +188,6 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _is_missing(file: Path) -> bool:
-    """Whether there is certainly no such file: a folder that this user may not enter does not tell."""
-    try:
-        return look_at(file) is None
-    except DatabaseUnreachable:
-        return False
-
-
 # -- the server ----------------------------------------------------------------------------------------------
 
 
@@ -201,6 +200,7 @@ def check_server(server: Server, skew: tuple[float, float], *, sqlite: bool) -> 
         return list(_check_pragmas(server.settings))
     return [
         *_check_standby(server),
+        *_check_locks(server),
         _check_clock(skew),
         *_check_settings(server.settings),
         *_check_sessions(server),
@@ -215,6 +215,28 @@ def _check_standby(server: Server) -> Iterator[Finding]:
             "fail",
             "this is a standby: it takes no writes, so nothing can be enqueued or run",
             "give the primary's address, or all of them: ?host=a,b&port=5432,5432&target_session_attrs=read-write",
+        )
+    elif server.read_only:
+        yield Finding(
+            "read_only",
+            "fail",
+            "sessions take no writes here (default_transaction_read_only is on): workers wait, nothing can be enqueued",
+            "find out who set it, and why: for the server, the database or the user (SHOW and \\drds in psql); then"
+            " ALTER SYSTEM, ALTER DATABASE or ALTER ROLE ... RESET default_transaction_read_only",
+        )
+
+
+def _check_locks(server: Server) -> Iterator[Finding]:
+    for lock in server.locked:
+        session = lock.session
+        who = f" of {session.application!r}" if session.application else ""
+        what = "locks" if lock.granted else "waits to lock, so that everybody waits behind it,"
+        yield Finding(
+            "locked",
+            "fail",
+            f"session {session.pid}{who} {what} {lock.table} against everybody, its transaction open for"
+            f" {span(session.seconds)}: workers and commands wait for it",
+            f"wait until it ends, or end it: SELECT pg_terminate_backend({session.pid})",
         )
 
 
@@ -343,19 +365,6 @@ def _check_pragmas(pragmas: dict[str, str]) -> Iterator[Finding]:
             "synchronous is less than FULL: a power cut can lose jobs that were committed",
             "PRAGMA synchronous=FULL on the engine handed to Resilient, or give it the address instead",
         )
-
-
-def filesystem_of(path: Path, mounts: str) -> str:
-    """The type of the filesystem that holds ``path``, by the text of /proc/mounts (fstab(5)); empty if unknown."""
-    best, filesystem = -1, ""
-    for fields in (line.split(" ") for line in mounts.split("\n") if line):
-        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[1])
-        if path.is_relative_to(point) and len(point) >= best:
-            best, filesystem = len(point), fields[2]
-    return filesystem
-
-
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # a space in a folder's name is \040
 
 
 def check_disk(file: Path, filesystem: str, free: int, log: int) -> Iterator[Finding]:

@@ -56,6 +56,14 @@ def place_of(file: Path) -> Place | None:
     return None
 
 
+def is_missing(file: Path) -> bool:
+    """Whether there is certainly no such file: a folder that this user may not enter does not tell."""
+    try:
+        return look_at(file) is None
+    except DatabaseUnreachable:
+        return False
+
+
 class _Guard:
     """Compares the connections of one engine with their file, and with its write-ahead log.
 

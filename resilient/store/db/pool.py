@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -51,7 +52,7 @@ _HAS_POLL: Final = hasattr(select, "poll")
 TIMEOUT: Final = 30.0  # seconds somebody waits for a permit, or for both that a session needs
 
 for _name in ("BudgetPool", "AsyncBudgetPool"):  # SQLAlchemy logs what drivers say, by the name of the pool's class
-    logger(f"store.db.pool.{_name}")
+    logger(f"store.db.pool.{_name}").setLevel(logging.WARNING)  # each connection that an outage ends: who waits says so
 
 
 class _Waiter:

@@ -6,6 +6,7 @@ people's statements are not read: they may hold anybody's data.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ from resilient.store.schedules import ticks as schedules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from typing import Any
 
     from sqlalchemy import Connection
@@ -57,6 +59,15 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock of a table against everybody; ``granted``: else it waits for others, and who comes now waits behind it."""
+
+    table: str
+    granted: bool
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """PostgreSQL, or SQLite's library and file."""
 
@@ -69,6 +80,8 @@ class Server:
     idle_slots: list[str] = field(default_factory=list)  # unused replication slots that hold back vacuum
     prepared: list[str] = field(default_factory=list)  # forgotten prepared transactions
     standby: bool = False  # it takes no writes
+    read_only: bool = False  # its sessions begin so, by a setting; a standby too
+    locked: list[Lock] = field(default_factory=list)  # of our tables, against every reader
     allowed: int = 0  # connections that this user may have, or all users in this database; 0: as many as the server has
 
     @property
@@ -141,7 +154,9 @@ def server(c: Connection, d: Dialect, long: float = 60.0) -> Server:
             "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
             " AND prepared < clock_timestamp() - interval '1 minute' ORDER BY 1",
         ),
-        *_limits(c, d),
+        *_writes(c, d),
+        locked=_locked(c, d),
+        allowed=_allowed(c, d),
     )
 
 
@@ -157,15 +172,39 @@ def _long(c: Connection, d: Dialect, seconds: float) -> list[Session]:
     return [Session(pid, application or "", state or "", float(age)) for pid, application, state, age in rows]
 
 
-def _limits(c: Connection, d: Dialect) -> tuple[bool, int]:
-    """Whether it is a standby, and how many connections this user, or this database, may have (0: no limit)."""
-    standby, allowed = d.run(
+def _locked(c: Connection, d: Dialect) -> list[Lock]:
+    """Tables of ours that nobody can read, for a second at least: a change of the table, VACUUM FULL, LOCK."""
+    rows = d.run(
         c,
-        "SELECT pg_is_in_recovery(), (SELECT min(n) FROM (SELECT rolconnlimit AS n FROM pg_roles"
+        "SELECT r.relname, l.granted, l.pid, a.application_name, a.state, extract(epoch FROM clock_timestamp()"
+        " - a.xact_start) FROM pg_locks l JOIN pg_class r ON r.oid = l.relation LEFT JOIN pg_stat_activity a"
+        " ON a.pid = l.pid WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock'"
+        " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND r.relname LIKE"
+        " 'resilient~_%' ESCAPE '~'"
+        " AND (a.xact_start IS NULL OR a.xact_start < clock_timestamp() - interval '1 second')"
+        " ORDER BY l.granted DESC, a.xact_start, r.relname LIMIT 10",
+    )
+    return [
+        Lock(table, granted, Session(pid, application or "", state or "", float(age or 0)))
+        for table, granted, pid, application, state, age in rows
+    ]
+
+
+def _writes(c: Connection, d: Dialect) -> tuple[bool, bool]:
+    """Whether it is a standby, and whether sessions begin read-only."""
+    standby, read_only = d.run(c, "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'").one()
+    return bool(standby), bool(read_only)
+
+
+def _allowed(c: Connection, d: Dialect) -> int:
+    """How many connections this user, or this database, may have (0: no limit)."""
+    allowed = d.run(
+        c,
+        "SELECT min(n) FROM (SELECT rolconnlimit AS n FROM pg_roles"
         " WHERE rolname = current_user UNION ALL SELECT datconnlimit FROM pg_database"
-        " WHERE datname = current_database()) AS found WHERE n >= 0)",
-    ).one()
-    return bool(standby), int(allowed or 0)
+        " WHERE datname = current_database()) AS found WHERE n >= 0",
+    ).scalar_one()
+    return int(allowed or 0)
 
 
 def _names(c: Connection, d: Dialect, template: str) -> list[str]:
@@ -261,3 +300,16 @@ def hearers(url: URL) -> frozenset[str] | None:
         raise DatabaseUnreachable(reason(error, engine.url)) from None
     finally:
         engine.dispose()
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """The type of the filesystem that holds ``path``, by the text of /proc/mounts (fstab(5)); empty if unknown."""
+    best, filesystem = -1, ""
+    for fields in (line.split(" ") for line in mounts.split("\n") if line):
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[1])
+        if path.is_relative_to(point) and len(point) >= best:
+            best, filesystem = len(point), fields[2]
+    return filesystem
+
+
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # a space in a folder's name is \040

@@ -12,9 +12,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from resilient.core.alerts.overview import Overview, Trouble, folded
 from resilient.core.base import resource_key
+from resilient.core.base.errors import DatabaseUnreachable
 from resilient.core.base.resource_key import account, serves
 from resilient.core.gates.admission import Level, ResourceFacts, in_force, needs_count, paced
 from resilient.core.gates.rate_limit import stated_limit
@@ -25,7 +27,8 @@ from resilient.core.jobs.states import JobState
 from resilient.core.jobs.workflow import WorkflowState
 from resilient.store import alerts
 from resilient.store.db import tables
-from resilient.store.db.dialect import ID
+from resilient.store.db.address import shown
+from resilient.store.db.dialect import ID, is_lock_timeout, limit_lock_waits
 from resilient.store.gates import limits, resources, turns
 from resilient.store.inspect import resources as resource_queries
 from resilient.store.inspect import workers
@@ -286,6 +289,7 @@ SAMPLE: Final = 1_000
 MOST_ALERTS: Final = 100
 _MOST_ALIKE: Final = 3  # lines of one kind and account that differ by their codes alone
 LATELY: Final = timedelta(hours=1)
+_PATIENCE: Final = "10s"  # of a person, with a lock that no reader waits for as a rule
 _GRACE: Final = timedelta(seconds=5)  # staging looks every second or so
 _PRESENT: Final = (JobState.SCHEDULED, JobState.READY, JobState.RUNNING, JobState.BLOCKED, JobState.DEAD)
 _TROUBLE: Final = (
@@ -299,6 +303,20 @@ def overview(c: Connection, d: Dialect) -> Overview:
     present = glance(c, d)
     learnt = resource_queries.learnt_limits(c, d, present.at)
     return replace(present, stopped=resource_queries.summary(c, d), learnt=learnt)
+
+
+def overview_soon(c: Connection, d: Dialect) -> Overview:
+    """`overview` for a person who waits for it. Raises `DatabaseUnreachable` if somebody locks a table for long."""
+    limit_lock_waits(c, d, _PATIENCE)
+    try:
+        return overview(c, d)
+    except DBAPIError as error:
+        if not is_lock_timeout(error):
+            raise
+        raise DatabaseUnreachable(
+            f"a table in {shown(c.engine.url)} has been locked against everybody for {_PATIENCE}:"
+            " `resilient doctor` names who does that"
+        ) from None
 
 
 def glance(c: Connection, d: Dialect) -> Overview:

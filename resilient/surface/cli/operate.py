@@ -181,11 +181,11 @@ def status(ctx: typer.Context) -> None:
 
     Jobs, workers, what is stopped (since when, until when, how many wait, an example), what fails.
     """
-    from resilient.store.inspect.why import overview  # noqa: PLC0415 - the store: only where needed
+    from resilient.store.inspect.why import overview_soon  # noqa: PLC0415 - the store: only where needed
 
     run: Context = ctx.obj
     run.app.ready_sync()
-    view = run.app.database.transaction_sync(overview)
+    view = run.app.database.transaction_sync(overview_soon)
     if run.out.as_json:
         run.out.json(view.to_json())
         return
