@@ -9,9 +9,11 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from resilient import Cancelled, Job, Resilient, handler
+from resilient import Cancelled, DatabaseUnreachable, Job, Resilient, handler
 from resilient.store.gates import turns
+from resilient.store.jobs import changes
 from resilient.store.jobs.filters import JOB
+from resilient.surface.cli.exits import line_of
 from tests.helpers import LIMIT, until
 
 ACCOUNTS, EACH, CHANGES = 12, 40, 40
@@ -96,4 +98,29 @@ async def test_a_change_that_loses_a_deadlock_is_made_again(postgres_url):
         await asyncio.to_thread(c.execute, lock.where(JOB.c.id == first))
         c.commit()
     assert await change == Cancelled(cancelled=2)
+    await app.close()
+
+
+async def test_a_change_that_is_broken_off_says_how_far_it_came(sqlite_url, monkeypatch):
+    """The database goes behind the second batch, and stays away while the audit would be written."""
+    app, step = Resilient(sqlite_url, handlers=[noop], upgrade=False), changes.Sweep.step
+    file = app.database.file
+    for _ in range(3):
+        await app.enqueue(noop, 1, resource_key="p/1")
+
+    def step_until_it_goes(sweep, c, d):
+        is_over = step(sweep, c, d)
+        if sweep.looked_at == 2:
+            file.rename(file.with_name("away.db"))
+        return is_over
+
+    monkeypatch.setattr(changes, "BATCH", 1)
+    monkeypatch.setattr(changes.Sweep, "step", step_until_it_goes)
+    with pytest.raises(DatabaseUnreachable, match="is gone") as caught:
+        await app.jobs.cancel(kind="noop")
+    assert line_of(caught.value).endswith(". 2 jobs were dealt with before that: say it again for the rest")
+    file.with_name("away.db").rename(file)
+    assert await app.jobs.count(state="cancelled") == 2
+    monkeypatch.undo()
+    assert (await app.jobs.cancel(kind="noop")).cancelled == 1
     await app.close()

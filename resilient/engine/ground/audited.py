@@ -11,6 +11,7 @@ the methods note nothing more.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from resilient.core.base.errors import InvalidInput
+from resilient.core.base.errors import DatabaseUnreachable, InvalidInput
 from resilient.core.base.loggers import masked
 from resilient.core.base.tracing import running
 from resilient.store.inspect import audit as store
@@ -131,7 +132,8 @@ async def noting(
     except BaseException as error:
         if session is None:  # else it is for the caller's transaction, which may be broken
             text = masked(f"{type(error).__name__}: {error}")[:500]
-            await _write(db, None, partial(store.settle, number=number, outcome={"error": text}))
+            with contextlib.suppress(DatabaseUnreachable):  # what broke it off is said, not that this is away, too
+                await _write(db, None, partial(store.settle, number=number, outcome={"error": text}))
         raise
     await _write(db, session, partial(store.settle, number=number, outcome=outcome(result)))
     return result

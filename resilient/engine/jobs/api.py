@@ -17,6 +17,7 @@ from uuid import UUID
 from resilient.core.base.errors import InvalidInput, JobNotFound
 from resilient.core.base.instants import in_utc
 from resilient.core.base.misfit import explained_calls
+from resilient.core.base.phrases import counted
 from resilient.core.gates.rate_limit import Limit
 from resilient.core.inspect.why import Why, why_job
 from resilient.core.jobs.records import Cancelled, Deleted, Discarded, Edited, Retried
@@ -335,9 +336,15 @@ class Jobs:
                 sweep.change.later = queue.ends(session, d, self._ground.poke)
             return sweep.step(c, d)
 
-        do = self._db.read if sweep.dry_run else self._db.write
-        while not await do(session, step):
-            pass
+        do, done = self._db.read if sweep.dry_run else self._db.write, 0
+        try:
+            while not await do(session, step):
+                done = sweep.looked_at  # each batch is committed by itself
+        except Exception as error:
+            if done and session is None and not sweep.dry_run:
+                jobs = counted(done, "job was", "jobs were")
+                error.add_note(f"{jobs} dealt with before that: say it again for the rest")
+            raise
         return require_existing(which, sweep).tally
 
 

@@ -143,5 +143,5 @@ def line_of(error: BaseException) -> str:
         message = (str(error.orig).strip().splitlines() or [type(error.orig).__name__])[0]
         return f"the database refused: {message}"
     if isinstance(error, ResilientError):
-        return str(error)
+        return ". ".join([str(error), *getattr(error, "__notes__", [])])
     return f"{type(error).__name__}: {error} (--debug shows where)"
