@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from resilient import DuplicateJob, Item, Job, JobFilter, Resilient, handler
+from resilient import DuplicateJob, InvalidInput, Item, Job, JobFilter, Resilient, handler
 from resilient.core.gates.policy import Policies
 from resilient.store.gates import resources, turns
 from resilient.store.jobs import changes, claim
@@ -194,6 +194,23 @@ async def test_of_many_that_are_refused_none_is_written(database, on_conflict):
             app.enqueue_many_sync(send, items, resource_key="p/2", on_conflict=on_conflict, session=c)
         app.enqueue_sync(send, "beside it", resource_key="p/1", session=c)
     assert sorted(job.payload for job in await app.jobs.list()) == ["beside it", "old"]
+    await app.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("on_conflict", "replace"), ("on_conflict", "raise"), ("while_running", "once_more")]
+)
+async def test_what_becomes_of_a_conflict_is_refused_where_there_can_be_none(database, name, word):
+    """Without a unique key it was ignored: what was meant to replace a job ran beside it."""
+    app, option = Resilient(database, handlers=[send]), {name: word}
+    with pytest.raises(InvalidInput, match=f"{name}=.* give unique_key="):
+        await app.enqueue(send, "a", resource_key="p/1", **option)
+    with pytest.raises(InvalidInput, match=f"{name}=.* give unique_key="):
+        await app.enqueue_many(send, [Item("a"), Item("b", priority=1)], resource_key="p/1", **option)
+    assert not await app.jobs.list()
+    mixed = [Item("a"), Item("b", priority=1), Item("c", unique_key="z")]
+    await app.enqueue_many(send, mixed, resource_key="p/1", **option)
+    assert sorted(job.payload for job in await app.jobs.list()) == ["a", "b", "c"]
     await app.close()
 
 

@@ -213,6 +213,8 @@ class Encoder:
             unique_until=unique_until,
             ordering_policy=ordering_policy,
         )
+        if unique_key is None:
+            _check_no_conflict(on_conflict=on_conflict, while_running=while_running)
         blockers = _blockers(after)
         text = self.text(kind, payload)
         row = NewJob(
@@ -288,16 +290,22 @@ class Encoder:
         model: JobRequest | None = None
         rest: tuple[Any, ...] = ()
         requests: list[JobRequest] = []
+        shared = options
+        if options.get("unique_key") is None and any(
+            isinstance(p, Item) and p.unique_key is not None for p in payloads
+        ):
+            shared = {name: value for name, value in options.items() if name not in _CONFLICTS}  # for those without
         for payload in payloads:
             value, key = payload, resource_key
             if isinstance(payload, Item):
                 value, key = payload.payload, payload.resource_key or resource_key
                 own = payload.options()
                 if own:
-                    requests.append(self.encode(kind, value, key or "", **{**options, **own}))
+                    also = shared if payload.unique_key is None else options
+                    requests.append(self.encode(kind, value, key or "", **{**also, **own}))
                     continue
             if model is None:
-                model = self.encode(kind, value, key or "", **options)
+                model = self.encode(kind, value, key or "", **shared)
                 requests.append(model)
                 rest = model[1:]
                 continue
@@ -398,6 +406,15 @@ def _check_words(**options: str) -> None:
         if word not in words:
             others = ", ".join(f'"{one}"' for one in words[:-1])
             raise InvalidInput(f'{name} must be {others} or "{words[-1]}", not {word!r}')
+
+
+_CONFLICTS: Final = ("on_conflict", "while_running")
+
+
+def _check_no_conflict(**options: str) -> None:
+    for name, word in options.items():
+        if word != _WORDS[name][0]:
+            raise InvalidInput(f'{name}="{word}" is about jobs of one unique_key: give unique_key=, or leave it out')
 
 
 def _check_order(ordering_key: str | None, priority: int) -> None:
