@@ -179,7 +179,10 @@ def test_the_first_cursor_that_says_something_counts():
 def test_a_cursor_has_a_longest_length():
     longest = "x" * CURSOR.value
     assert cursor_at(answer({"c": longest}), "c") == longest
-    assert refusal(cursor_at, answer({"c": longest + "x"}), "c") == "'c' is str where a cursor should be"
+    assert (
+        refusal(cursor_at, answer({"c": longest + "x"}), "c")
+        == "'c' has 8,193 characters: more than 8,192 are no cursor"
+    )
     assert refusal(cursor_at, answer({"c": {"a": 1}}), "c") == "'c' is dict where a cursor should be"
 
 

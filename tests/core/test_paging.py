@@ -160,7 +160,7 @@ def test_a_cursor_may_be_a_number_but_zero_is_the_beginning_and_so_the_end():
 
 @pytest.mark.parametrize("cursor", [{"a": 1}, ["x"], True, 1.5, "x" * 9000, "a\ud800"])
 def test_what_is_no_cursor_is_an_error(cursor):
-    with pytest.raises(PagingError, match="cursor should be"):
+    with pytest.raises(PagingError, match=r"cursor should be|no cursor"):
         NextCursor(items="d", cursor="n", query="c").read(FIRST, answer({"d": [], "n": cursor}))
 
 

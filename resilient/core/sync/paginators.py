@@ -10,7 +10,7 @@ from resilient.core.base.body import pick
 from resilient.core.base.bounds import STRUCTURED_FIELD, whole_number
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.misfit import check_braces, check_paths, check_whole, explained_class, in_small_letters
-from resilient.core.sync.paging import PageRequest, Paginator, PagingError, Value, cursor_at
+from resilient.core.sync.paging import PageRequest, Paginator, PagingError, Value, checked_cursor, cursor_at
 
 if TYPE_CHECKING:
     from resilient.core.base.exchange import AnswerFacts
@@ -92,7 +92,7 @@ class NextCursor(Paginator):
         in_small_letters(self, "header")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:  # noqa: ARG002
-        cursor = answer.headers.get(self.header) if self.header else cursor_at(answer, self.cursor)
+        cursor = _in_header(answer, self.header) if self.header else cursor_at(answer, self.cursor)
         return self.from_cursor(request, cursor) if cursor else None
 
     @property
@@ -138,7 +138,7 @@ class LastKey(Paginator):
         keys = pick(items[-1], self.key)
         if not keys or not isinstance(keys[0], (str, int)):
             raise PagingError(f"the last record has no {self.key!r}, after which the next page begins")
-        return request.with_query(**{self.query: keys[0]})
+        return request.with_query(**{self.query: checked_cursor(keys[0], self.key)})
 
 
 @explained_class
@@ -166,10 +166,10 @@ class PageNumber(Paginator):
         in_small_letters(self, "header")
 
     def _next(self, request: PageRequest, answer: AnswerFacts, items: list[Any]) -> PageRequest | None:
-        here = _number(request.query(self.query), self.start)
         if self.header:
-            number = answer.headers.get(self.header, "").strip()
+            number = _in_header(answer, self.header)
             return request.with_query(**{self.query: number}) if number else None
+        here = _number(request.query(self.query), self.start)
         pages = [n for n in pick(answer.body, self.pages) if isinstance(n, int)] if self.pages else []
         last = here - self.start + 1 >= pages[0] if pages else not items
         if last or (not pages and not self._more(answer) and len(items) < _full(self, request, self.page)):
@@ -262,7 +262,7 @@ class GraphQLPages(Paginator):
         cursor = info.get("endCursor")
         if not isinstance(cursor, str) or not cursor:
             raise PagingError("pageInfo has a next page but no endCursor: ask for both in the query")
-        return request.with_body(f"variables.{self.variable}", cursor)
+        return request.with_body(f"variables.{self.variable}", checked_cursor(cursor, "endCursor"))
 
     def records(self, answer: AnswerFacts) -> list[Any]:
         """The connection's records."""
@@ -319,8 +319,13 @@ def _full(paginator: Paginator, request: PageRequest, page: int | None) -> int:
 def _number(value: Value | None, default: int) -> int:
     if isinstance(value, int):
         return value
-    number = whole_number(value) if value else None
+    number = whole_number(value or "")
     return default if number is None else number
+
+
+def _in_header(answer: AnswerFacts, name: str) -> str:
+    """The cursor in a header; "" if there is none. Raises `PagingError`."""
+    return checked_cursor(answer.headers.get(name, "").strip(), name)
 
 
 def _pages(value: Any) -> bool:

@@ -313,11 +313,17 @@ def cursor_at(answer: AnswerFacts, path: str, *, least: int = 1) -> str | None:
     values = [value for value in pick(answer.body, path) if value not in none] if path else []
     if not values:
         return None
-    cursor = values[0]
-    if isinstance(cursor, bool) or not isinstance(cursor, (str, int)) or len(str(cursor)) > CURSOR.value:
-        raise PagingError(f"{path!r} is {type(cursor).__name__} where a cursor should be")
-    if _HALF.search(text := str(cursor)):
-        raise PagingError(f"{path!r} holds half a character where a cursor should be, and no request can carry it")
+    return checked_cursor(values[0], path)
+
+
+def checked_cursor(cursor: Any, place: str) -> str:
+    """What an answer has at ``place``, as text that a request and a row can carry. Raises `PagingError`."""
+    if isinstance(cursor, bool) or not isinstance(cursor, (str, int)):
+        raise PagingError(f"{place!r} is {type(cursor).__name__} where a cursor should be")
+    if len(text := str(cursor)) > CURSOR.value:
+        raise PagingError(f"{place!r} has {len(text):,} characters: more than {CURSOR.value:,} are no cursor")
+    if _HALF.search(text):
+        raise PagingError(f"{place!r} holds half a character where a cursor should be, and no request can carry it")
     return text
 
 

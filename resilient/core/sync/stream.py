@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from resilient.core.base.body import pick
-from resilient.core.base.bounds import LIST_RECORDS
+from resilient.core.base.bounds import CURSOR, LIST_RECORDS
 from resilient.core.base.errors import InvalidInput
 from resilient.core.base.instants import http_date
 from resilient.core.sync.incremental import instant, later, shifted
@@ -376,7 +376,13 @@ def _position(raw: Any, rules: Rules) -> str | None:
 
 
 def _measurable(value: Any) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
+    """Whether a cursor can be made of it: a time, or an id, that a request and a row can carry."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return False
+    try:
+        return 0 < len(str(value).encode()) <= CURSOR.value
+    except UnicodeEncodeError:  # half a character
+        return False
 
 
 def _record(raw: Any, rules: Rules, most: int) -> Record:
@@ -413,7 +419,8 @@ def _provider_cursor(answer: AnswerFacts, read: PageRead, rules: Rules) -> str |
     if incremental is None or incremental.source == "before_pass":
         return read.resume
     if incremental.style == "conditional":
-        return answer.headers.get("etag" if incremental.header.lower() == "if-none-match" else "last-modified")
+        mark = answer.headers.get("etag" if incremental.header.lower() == "if-none-match" else "last-modified", "")
+        return mark if mark.isascii() and len(mark) <= CURSOR.value else None  # else no request of httpx's carries it
     if not incremental.cursor or incremental.source == "items" or (incremental.source == "last_page" and read.next):
         return read.resume
     return cursor_at(answer, incremental.cursor) or read.resume
