@@ -33,6 +33,9 @@ def in_(seconds: float) -> datetime:
         ({"Retry-After": "30, 60"}, 60),  # sent twice: the later one
         ({"Retry-After": " 60,30\t"}, 60),
         ({"Retry-After": "Sun, 01 Mar 2026 12:00:45 GMT"}, 45),
+        ({"Retry-After": "Sun, 01 Mar 2026 12:00:45 GMT, Sun, 01 Mar 2026 12:00:45 GMT"}, 45),  # a proxy repeats it
+        ({"Retry-After": "Sun, 01 Mar 2026 12:01:45 GMT,Sunday, 01-Mar-26 12:00:45 GMT"}, 105),
+        ({"Retry-After": "5, Sun, 01 Mar 2026 12:00:45 GMT, Sun Mar  1 12:00:50 2026, 20"}, 50),
         ({"Retry-After": "Sunday, 01-Mar-26 12:00:45 GMT"}, 45),
         ({"Retry-After": "Sun Mar  1 12:00:45 2026"}, 45),
         # the server's clock is ten minutes behind ours
@@ -92,6 +95,8 @@ def test_retry_after(headers, seconds):
         "Sun, 06 Nov 1994 08:49:37 GMT",
         "0, 0",
         "30, soon",
+        "Sun, 01 Mar 2026 12:00:45 GMT, soon",
+        ", ".join(["30"] * 100),
     ],
 )
 def test_no_usable_hint(value):

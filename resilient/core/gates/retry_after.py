@@ -39,7 +39,8 @@ JITTER: Final = 0.1  # of the wait, so that not everybody returns in the same se
 MOST_JITTER: Final = 30.0
 
 _TEXT: Final = 4096  # characters of a message that are searched
-_REPEATED: Final = re.compile(r"[ \t]*[0-9]+(?:[ \t]*,[ \t]*[0-9]+)+[ \t]*")
+_BETWEEN: Final = re.compile(r",(?![ \t]*[0-9]{1,2}[ -][A-Z][a-z]{2}[ -])")  # a comma, but for that of an HTTP-date
+_MOST_REPEATED: Final = 20
 _IN_TEXT: Final = re.compile(
     r"(?:retry|try again|wait)(?:[ ]+(?:after|in|at|until|for))?:?[ ]+"
     r"(?P<value>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,20}(?:Z|[+-][0-9:]{4,6})"  # Gmail: Retry after 2025-...Z
@@ -139,11 +140,11 @@ def _plain_text(text: str, now: datetime) -> datetime | None:
 
 
 def _retry_after(value: str, word: Word, now: datetime, skew: timedelta) -> datetime | None:
-    """Retry-After by its dialect, else as an HTTP-date. Sent twice, the later one counts."""
-    if _REPEATED.fullmatch(value):
-        every = [read(part, word, now, skew) for part in value.split(",")]
-        return max((at for at in every if at is not None), default=None)
-    return read(value, word, now, skew) or read(value, Word.HTTP_DATE, now, skew)
+    """Retry-After by its dialect, else as an HTTP-date. Sent several times, the latest one counts."""
+    parts = _BETWEEN.split(value, _MOST_REPEATED)
+    every = [read(part, word, now, skew) or read(part, Word.HTTP_DATE, now, skew) for part in parts]
+    stated = [at for at in every if at is not None]
+    return max(stated) if len(stated) == len(every) else None
 
 
 def _full_again(budget: Budget, now: datetime, cost: float) -> datetime | None:
