@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, Permanent
 from resilient.engine.run.job import Requests
-from resilient.wire.requests.answer import no_room
+from resilient.wire.requests.answer import is_charset, no_room
 from resilient.wire.requests.body_budget import FREE, STEP
 from resilient.wire.requests.flow import BARE
 from resilient.wire.requests.streams import has_ended, is_readable
@@ -85,6 +85,11 @@ class Response(aiohttp.ClientResponse):
 
     reservation: Reservation | None = None  # room for its body; None for an answer to no request of the job's
     repeatable = False  # its request may be sent again without a second effect
+
+    def get_encoding(self) -> str:
+        """The charset of its text: UTF-8 if the one that it names is none."""
+        name = super().get_encoding()
+        return name if is_charset(name) else "utf-8"
 
     async def read(self) -> bytes:
         """The whole body. Raises `AnswerTooLarge`, `NoRoomForAnswer`."""

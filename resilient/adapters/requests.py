@@ -36,7 +36,7 @@ from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, Permanent
 from resilient.engine.run.job import SyncRequests
 from resilient.wire.requests import redact
-from resilient.wire.requests.answer import DecodingError, Intake, RemoteProtocolError, no_room
+from resilient.wire.requests.answer import DecodingError, Intake, RemoteProtocolError, is_charset, no_room
 from resilient.wire.requests.flow import BARE
 from resilient.wire.requests.sockets import Line, line
 
@@ -166,6 +166,8 @@ class JobAdapter(BaseAdapter):
                 # Not those with our credentials: errors and logs show them.
                 response.request, response.url = request, request.url or ""
                 response.connection = _Again(self, request)  # type: ignore[assignment]
+                if response.encoding and not is_charset(response.encoding):
+                    response.encoding = "utf-8"
                 content = _look(response, call, stream=stream)
                 if content is not None and line().broke:  # a socket that `cut` shut ends like a complete body
                     response.close()

@@ -260,3 +260,15 @@ async def test_what_no_repeat_makes_better_is_not_repeated(run, fake, path, code
     url = path if "://" in path else fake.url + path
     found = await run(coroutine(lambda s: sent(s.get(url))))
     assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", code)
+
+
+async def test_a_charset_that_is_none_is_read_as_utf_8(run, fake):
+    fake.on("*", Reply(200, "ä-1", headers={"content-type": "text/plain; charset=punycode"}))
+    texts = []
+
+    async def use(s):
+        async with s.get(f"{fake.url}/x") as answer:
+            texts.append(await answer.text())
+
+    assert (await run(coroutine(use))).state.value == "succeeded"
+    assert texts == ["ä-1"]

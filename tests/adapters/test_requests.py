@@ -303,3 +303,10 @@ async def test_what_no_repeat_makes_better_is_not_repeated(run, fake, path, head
     url = fake.url + path if path.startswith("/") else path
     found = await run(plain(lambda s: s.get(url, headers=headers)))
     assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", code)
+
+
+async def test_a_charset_that_is_none_is_read_as_utf_8(run, fake):
+    fake.on("*", Reply(200, "ä-1", headers={"content-type": "text/plain; charset=punycode"}))
+    texts = []
+    assert (await run(plain(lambda s: texts.append(s.get(f"{fake.url}/x").text)))).state.value == "succeeded"
+    assert texts == ["ä-1"]

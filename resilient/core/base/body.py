@@ -14,6 +14,7 @@ from typing import Any, Final
 from resilient.core.base.bounds import LISTED
 from resilient.core.base.errors import InvalidInput
 
+BOM: Final = b"\xef\xbb\xbf"  # in front of JSON it may be ignored (RFC 8259, 8.1)
 _STEP: Final = re.compile(r"\[(?:(\d+)|'([^']*)')?\]|([^.\[\]]+)")
 
 

@@ -64,6 +64,11 @@ SEARCHED_TEXT: Final = Bound(
 )
 LISTED: Final = Bound("listed", 100, "items", "of a list within an error's body the first ones are looked at")
 
+COOKIES: Final = Bound(
+    "cookies", 100, "items", "of one answer's cookies the first are kept, and of all that a job's client has the latest"
+)
+COOKIE: Final = Bound("cookie", 4 * _KIB, "characters", "the cookie is not kept")
+
 # -- words of others -----------------------------------------------------------------------------------------
 
 ERROR_CODE: Final = Bound("error_code", 100, "characters", "cut")

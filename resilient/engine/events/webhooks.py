@@ -449,7 +449,7 @@ def _decoded(delivery: Delivery) -> Any:
         except ValueError:
             return text
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff"))  # RFC 8259, 8.1
     except (ValueError, RecursionError):
         return text
 

@@ -28,13 +28,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from uuid_utils.compat import uuid4
 
 from resilient.core.accounts.tokens import EXCHANGE_TIMEOUT, classify_token
+from resilient.core.base.body import BOM
 from resilient.core.base.bounds import TOKEN_ANSWER
 from resilient.core.base.errors import Failure, FailureKind, SetupError
 from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.frames import Hidden, frameless
 from resilient.core.provider.rules import NONE
 from resilient.wire.requests import redact
-from resilient.wire.requests.answer import ASKED_FOR, Intake
+from resilient.wire.requests.answer import ASKED_FOR, Intake, NoCookies
 from resilient.wire.requests.flow import fields
 from resilient.wire.requests.guard import AddressDenied, PublicNetwork
 from resilient.wire.requests.pool import PoolSettings, certificates, keep_apart
@@ -306,7 +307,9 @@ def _client(settings: PoolSettings, *, guarded: bool) -> httpx.AsyncClient:
     if guarded and settings.proxy is None:  # a proxy looks names up itself
         transport._pool._network_backend = PublicNetwork()  # noqa: SLF001 - httpx has no argument for it
     keep_apart(transport)
-    return httpx.AsyncClient(transport=transport, timeout=EXCHANGE_TIMEOUT, trust_env=False)
+    client = httpx.AsyncClient(transport=transport, timeout=EXCHANGE_TIMEOUT, trust_env=False)
+    client._cookies = NoCookies()  # noqa: SLF001 - httpx makes its own out of any that it is given
+    return client
 
 
 def ask_here(ask: Callable[[TokenClient], Coroutine[Any, Any, T]], settings: PoolSettings | None) -> T:
@@ -358,7 +361,7 @@ def _secrets_in(request: httpx.Request) -> Hidden:
 
 def _decoded(raw: bytes) -> Any:
     """The JSON document in ``raw``; None if it holds none."""
-    if raw[:64].lstrip()[:1] not in _JSON_STARTS:
+    if raw[:64].removeprefix(BOM).lstrip()[:1] not in _JSON_STARTS:
         return None
     try:
         return json.loads(raw, parse_int=_whole)

@@ -26,6 +26,7 @@ from resilient.core.gates.retry_after import when
 from resilient.core.jobs.backoff import PlusMinus, Retry
 from resilient.wire.publishers.base import Destination, Unsendable, extra, lost, refused
 from resilient.wire.requests.guard import PublicNetwork
+from resilient.wire.requests.http11 import host_of
 from resilient.wire.requests.pool import keep_apart, public_certificates
 
 if TYPE_CHECKING:
@@ -149,9 +150,10 @@ class StandardWebhook(Destination):
         object.__setattr__(self, "allow", tuple(self.allow))
         shown = without_secrets(self.url)
         url = _parsed(self.url)  # by the library that will send to it: what it cannot read is refused now
-        if url is None or not url.host or url.scheme not in ("https", "http"):
+        host = "" if url is None else host_of(url)
+        if url is None or not host or url.scheme not in ("https", "http"):
             raise InvalidInput(f"{shown!r} is no webhook: write 'https://example.com/hook'")
-        if url.scheme == "http" and url.host not in {name.lower() for name in self.allow}:
+        if url.scheme == "http" and host not in {name.lower() for name in self.allow}:
             raise InvalidInput(f"webhook {shown!r}: use https; without it anybody on the way reads and forges events")
         if url.userinfo:
             raise InvalidInput(f"webhook {shown!r} holds a user or password: receivers check the signature")
@@ -202,7 +204,7 @@ class _Poster:
             await _end(answer)
         except httpx.HTTPError as error:
             raise lost(
-                f"the webhook at {request.url.host} does not answer: {type(error).__name__}", "no_answer"
+                f"the webhook at {host_of(request.url)} does not answer: {type(error).__name__}", "no_answer"
             ) from error
         if (failure := _failure(answer)) is not None:
             raise failure

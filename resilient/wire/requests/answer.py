@@ -25,6 +25,7 @@ classification is found through their request (see `explain`).
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 import zlib
@@ -33,7 +34,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import httpx
 from httpx import DecodingError, RemoteProtocolError
 
-from resilient.core.base.bounds import ERROR_MESSAGE
+from resilient.core.base.body import BOM
+from resilient.core.base.bounds import COOKIE, COOKIES, ERROR_MESSAGE
 from resilient.core.base.errors import Ambiguous, Failure, FailureKind, JobFailure, Permanent, Throttled, Transient
 from resilient.core.base.exchange import AnswerFacts
 from resilient.core.base.hosts import without_secrets
@@ -132,6 +134,12 @@ def failed_answer(
 KEY: Final = "resilient"  # in response.extensions: the Failure, or None
 _MISSING: Final = object()
 _REMEDIES: Final = "stream it (client.stream), have fewer at once (concurrency=), or raise http=PoolSettings(bodies=)"
+_LONGEST_CHARSET: Final = 40  # characters; Python remembers each name that it looked for
+_NO_CHARSETS: Final = frozenset({"punycode", "unicode-escape", "raw-unicode-escape"})
+_WIDE: Final = {
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+}  # marks of their order of bytes
 _READ: Final = httpx.ByteStream(b"")  # the stream of an answer whose body was read
 
 
@@ -166,6 +174,16 @@ class Answer(httpx.Response):
                 return self
             failure = Failure(FailureKind.PERMANENT, code=f"http_{self.status_code}", status=self.status_code)
         raise failed_answer(self, failure, self.message, self.secrets)
+
+    @property
+    def charset_encoding(self) -> str | None:
+        """The charset that its header names; None for one that is none, so that ``text`` fails for no answer."""
+        name = super().charset_encoding
+        if name is None or not is_charset(name):
+            return None
+        wide = _WIDE.get(codecs.lookup(name).name)
+        has_mark = wide is None or self._content.startswith(wide) if hasattr(self, "_content") else True
+        return name if has_mark else f"{codecs.lookup(name).name}-le"  # https://encoding.spec.whatwg.org/#utf-16le
 
     def json(self, **kwargs: Any) -> Any:
         """The body as JSON; the first call returns what the classification decoded, if it did."""
@@ -294,7 +312,7 @@ class Answer(httpx.Response):
         if not hasattr(self, "_content"):
             return AnswerFacts(self.status_code, headers, budgets=budgets)
         body = None
-        if self._content[:64].lstrip()[:1] in (b"{", b"["):
+        if self._content[:64].removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
             try:
                 self.parsed = body = json.loads(self._content)
             except (ValueError, RecursionError):
@@ -364,12 +382,39 @@ class Answer(httpx.Response):
 
 
 class Cookies(httpx.Cookies):
-    """Httpx's, for answers that set cookies only: for all others httpx would take as much CPU time as h11."""
+    """The cookies of one execution, within bounds.
+
+    Httpx's own would take as much CPU time as h11 for an answer that sets none, a second for one with a long
+    ``Set-Cookie2``, and memory without end.
+    """
 
     def extract_cookies(self, response: httpx.Response) -> None:
-        """Keep the cookies that an answer sets."""
-        if "set-cookie" in response.headers:
-            super().extract_cookies(response)
+        """Keep the cookies that an answer sets: the first of one answer, the latest of all."""
+        values = response.headers.get_list("set-cookie")
+        if not values:
+            return
+        headers = [("set-cookie", value) for value in values[: COOKIES.value] if len(value) <= COOKIE.value]
+        super().extract_cookies(httpx.Response(200, headers=headers, request=response.request))
+        for cookie in list(self.jar)[: -COOKIES.value]:
+            self.jar.clear(cookie.domain, cookie.path, cookie.name)
+
+
+class NoCookies(httpx.Cookies):
+    """For a client that many accounts share: no cookie is kept."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Keep none."""
+
+
+def is_charset(name: str) -> bool:
+    """Whether a charset that an answer names is one: Python also knows packers, escapes, and one of quadratic time."""
+    if len(name) > _LONGEST_CHARSET:
+        return False
+    try:
+        b"x".decode(name, "replace")
+    except (LookupError, ValueError):
+        return False
+    return codecs.lookup(name).name not in _NO_CHARSETS
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------

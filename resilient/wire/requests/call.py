@@ -293,6 +293,7 @@ def _body(body: Any) -> tuple[str, Any]:
         body = bytes(body).decode("utf-8", "replace")
     if not isinstance(body, str):
         return "", None
+    body = body.removeprefix("\ufeff")  # RFC 8259, 8.1
     try:
         return body[: ERROR_BODY.value], json.loads(body) if body.lstrip()[:1] in ("{", "[") else None
     except (ValueError, RecursionError):

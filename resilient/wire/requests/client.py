@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from resilient.core.base.body import pick
-from resilient.core.base.bounds import ERROR_CODE, SCRUBBED_TEXT
+from resilient.core.base.bounds import ERROR_CODE, ERROR_MESSAGE, SCRUBBED_TEXT
 from resilient.core.base.budgets import Fields, budgets
 from resilient.core.base.errors import Failure, FailureKind, InvalidInput, ResourceStopped
 from resilient.core.base.exchange import AnswerFacts
-from resilient.core.base.hosts import address
+from resilient.core.base.hosts import address, without_secrets
 from resilient.core.base.numbers import json_text
 from resilient.core.base.phrases import one_line, plain
 from resilient.core.provider.classify import classify
@@ -45,7 +45,25 @@ _IGNORED: Final = re.compile(r'"""(?:[^"\\]|\\.|"(?!""))*"""|"(?:[^"\\\n]|\\.)*"
 _OPERATION: Final = re.compile(r"\b(query|mutation|subscription|fragment)\b\s*([_A-Za-z]\w*)?|[{}]")
 
 
-class AsyncClient(httpx.AsyncClient):
+class _Redirected:
+    """What both clients make of a redirect."""
+
+    def _redirect_url(self, request: httpx.Request, response: httpx.Response) -> httpx.URL:
+        """Where it leads. An address that is none is the server's fault; httpx tells some as if it were the caller's.
+
+        It is made of every redirect, also of one that is not followed.
+        """
+        try:
+            made: httpx.URL = super()._redirect_url(request, response)  # type: ignore[misc]
+        except (httpx.InvalidURL, UnicodeError) as error:
+            shown = one_line(without_secrets(response.headers["location"][: ERROR_MESSAGE.value]))
+            raise httpx.RemoteProtocolError(
+                f"the answer redirects to {shown!r}, which is no URL: {error}", request=request
+            ) from None
+        return made
+
+
+class AsyncClient(_Redirected, httpx.AsyncClient):
     """An ``httpx.AsyncClient`` whose requests keep the job's gate, limits, keys and classification."""
 
     def __init__(self, request_log: RequestLog, pool: Pool, base_url: httpx.URL | str) -> None:
@@ -94,7 +112,7 @@ class AsyncClient(httpx.AsyncClient):
         return answers
 
 
-class Client(httpx.Client):
+class Client(_Redirected, httpx.Client):
     """An ``httpx.Client`` whose requests keep the job's gate, limits, keys and classification."""
 
     def __init__(self, request_log: RequestLog, pool: Pool, base_url: httpx.URL | str, bridge: Bridge[Any]) -> None:

@@ -26,7 +26,7 @@ from resilient.wire.requests import span as spans
 from resilient.wire.requests.answer import KEY, Answer
 from resilient.wire.requests.explain import by_transport
 from resilient.wire.requests.guard import GUARDED
-from resilient.wire.requests.http11 import without_value
+from resilient.wire.requests.http11 import host_of, without_value
 from resilient.wire.requests.redact import without_secrets_in_code
 from resilient.wire.requests.request_log import Target
 
@@ -169,7 +169,7 @@ def _close(answer: Answer | None, error: BaseException) -> Flow:
 def _plan(request_log: RequestLog, request: httpx.Request) -> Flow:
     """The state of a new call; see `require_connection`."""
     if request_log.is_unconnected:
-        yield from require_connection(request_log, request.url.scheme, request.url.host, request.url.port)
+        yield from require_connection(request_log, request.url.scheme, host_of(request.url), request.url.port)
     return plan(request_log, request)
 
 
@@ -421,7 +421,7 @@ def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
         raise httpx.UnsupportedProtocol(
             f"{request.method} {url.path}: {request_log.without_address()}", request=request
         )
-    target = Target(str(url), url.scheme, url.host, url.port, url.path)
+    target = Target(str(url), url.scheme, host_of(url), url.port, url.path)
     origin = (target.scheme, target.host, target.port)
     last = ext.get(KEY)
     last = last if isinstance(last, CallState) else None  # of this request, or of the hop whose redirect led here
@@ -437,7 +437,7 @@ def plan(request_log: RequestLog, request: httpx.Request) -> CallState:
     state.sendings = hop.sendings if hop is not None else 0
     state.bare = last is not None and not facts.trusted and (last.bare or last.origin != origin)
     ext[KEY] = state
-    if request_log.guards(url.host):
+    if request_log.guards(target.host):
         ext[GUARDED] = True
     else:
         ext.pop(GUARDED, None)

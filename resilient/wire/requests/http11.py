@@ -267,6 +267,11 @@ class Connection:
 _NO_TIMES: Final[dict[str, float | None]] = {}
 
 
+def host_of(url: httpx.URL) -> str:
+    """The host as it is declared and sent. Httpx's own ``host`` decodes ``xn--...``, and raises for some of them."""
+    return url.raw_host.decode("ascii")
+
+
 def without_value(message: str, headers: list[tuple[bytes, bytes]]) -> str:
     """What is wrong with a request's head; h11 quotes a header's whole value, which may be a key with a line's end."""
     for name, value in headers:
