@@ -83,8 +83,8 @@ def _keep_last(made: aiohttp.ClientSession, own: Middleware) -> None:
 class Response(aiohttp.ClientResponse):
     """An answer whose `read` keeps to the bounds; its ``content`` is aiohttp's stream, without bounds."""
 
-    reservation: Reservation | None = None  # room for its body; None for an answer to no request of the job's
-    repeatable = False  # its request may be sent again without a second effect
+    call: AsyncCall | None = None  # that it answers; None for an answer to no request of the job's
+    reservation: Reservation | None = None  # room for its body
 
     def get_encoding(self) -> str:
         """The charset of its text: UTF-8 if the one that it names is none."""
@@ -96,8 +96,11 @@ class Response(aiohttp.ClientResponse):
         if self._body is None:
             try:
                 self._body = await _read_whole(self)
-            except BaseException:
+            except BaseException as error:
                 self.close()
+                broke = isinstance(error, (aiohttp.ClientError, OSError)) and not isinstance(error, AnswerTooLarge)
+                if self.call is not None and broke:
+                    self.call.cut_off(error, by_us=isinstance(error, NoRoomForAnswer))
                 raise
         return await super().read()
 
@@ -171,8 +174,10 @@ class Middleware:
             response = await handler(request)
             response._request_info = own  # noqa: SLF001 - without our credentials: the text of an error shows it
             if isinstance(response, Response):
-                response.reservation, response.repeatable = call.make_reservation(), call.repeatable
+                response.reservation = call.make_reservation()
             call.report(response.status, list(response.headers.items()), await _read_to_classify(response, call))
+        if isinstance(response, Response):  # only now: what breaks off within the call fails it
+            response.call = call
         return call, response
 
 
@@ -272,9 +277,11 @@ async def _read_whole(response: Response) -> bytes:
                 body += chunk
                 while len(body) > room:
                     room += _widen(response, room)
-    except BaseException:  # the frames of its traceback would keep the body
+    except BaseException as error:  # the frames of its traceback would keep the body
         body.clear()
         response.reservation = None
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+            raise AnswerTooLarge(response.status) from None
         raise
     return bytes(body)
 
@@ -285,7 +292,8 @@ def _widen(response: Response, room: int) -> int:
     if step <= 0:
         raise AnswerTooLarge(response.status)
     if response.reservation is not None and not response.reservation.grow(step):
-        raise NoRoomForAnswer(response.reservation.explanation(_REMEDIES), repeatable=response.repeatable)
+        repeatable = response.call is not None and response.call.repeatable
+        raise NoRoomForAnswer(response.reservation.explanation(_REMEDIES), repeatable=repeatable)
     return step
 
 

@@ -224,7 +224,7 @@ def _read(response: requests.Response, largest: int, seconds: float, call: SyncC
         headers.pop("content-encoding", None)  # urllib3 would decode it, in one piece and through every layer
     try:
         fits = all(intake.take(data) for data in response.iter_content(_SLICE)) and intake.end()
-    except (DecodingError, RemoteProtocolError, requests.RequestException) as error:
+    except (DecodingError, RemoteProtocolError, requests.RequestException, ValueError) as error:
         fits = False
         if whole:
             intake.clear()
@@ -233,7 +233,7 @@ def _read(response: requests.Response, largest: int, seconds: float, call: SyncC
                 raise requests.exceptions.ChunkedEncodingError(str(error), response=response) from None
             if isinstance(error, requests.RequestException):
                 raise
-            if isinstance(error, RemoteProtocolError):
+            if isinstance(error, (RemoteProtocolError, ValueError)):  # urllib3 reads a chunk of a negative length so
                 raise requests.exceptions.ChunkedEncodingError(str(error), response=response) from None
             raise requests.exceptions.ContentDecodingError(str(error), response=response) from None
     if not fits:

@@ -182,6 +182,9 @@ class FakeCall(AbstractAsyncContextManager["FakeCall"], AbstractContextManager["
         """Remember what came back."""
         self.reported = (status, headers, body)
 
+    def cut_off(self, error: BaseException, *, by_us: bool = False) -> None:
+        """Nobody waits for its outcome."""
+
     def raise_for_failure(self) -> None:
         """Nothing is classified here."""
 

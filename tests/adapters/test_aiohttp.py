@@ -272,3 +272,31 @@ async def test_a_charset_that_is_none_is_read_as_utf_8(run, fake):
 
     assert (await run(coroutine(use))).state.value == "succeeded"
     assert texts == ["ä-1"]
+
+
+async def whole(answer):
+    await answer.read()
+
+
+async def streamed(answer):
+    async for _ in answer.content.iter_any():
+        pass
+
+
+@pytest.mark.parametrize("use", [whole, streamed])
+@pytest.mark.parametrize(
+    ("path", "state", "kind", "sent"),
+    [("orders", "dead", FailureKind.AMBIGUOUS, 1), ("charges", "succeeded", None, 2)],
+)
+async def test_a_write_whose_answer_breaks_off_is_sent_again_with_a_key_only(run, fake, use, path, state, kind, sent):
+    fake.fail_next("cut", on=f"POST /{path}")
+
+    @handler("h", retry=Retry(max_attempts=3))
+    async def h(job: Job[None]) -> None:
+        async with session(job) as s, s.post(f"{fake.url}/{path}", json={}) as answer:
+            await use(answer)
+
+    found = await run(h, again=2)
+    last = found.last_error_kind if state == "dead" else None
+    assert (found.state.value, last, len(fake.log.api)) == (state, kind, sent)
+    assert len(fake.performed) == 1

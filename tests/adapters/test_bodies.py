@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import requests
 
+from resilient import Job, Provider, Resilient, Retry, SyncJob, handler
 from resilient.adapters import aiohttp as over_aiohttp
 from resilient.adapters import requests as over_requests
 from resilient.core.base import bounds
@@ -257,3 +258,57 @@ async def test_a_large_body_gives_its_room_back():
         del answer
     gc.collect()
     assert BODY_BUDGET.total() == before
+
+
+# -- answers that cannot be read --------------------------------------------------------------------------------------
+
+UNREADABLE = {  # of the server's making, whatever the client raises
+    "lengths": b"content-length: 2\r\ncontent-length: 5\r\n\r\nok",
+    "chunk": b"transfer-encoding: chunked\r\n\r\n-2\r\nok\r\n0\r\n\r\n",
+    "header": b"x: " + b"a" * 100_000 + b"\r\n\r\n",
+}
+
+
+@contextlib.contextmanager
+def speaking(raw, requests_made):
+    """A server that answers each connection with the same bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted, _ = listening.accept()
+                    with accepted, contextlib.suppress(OSError):
+                        requests_made.append(accepted.recv(65536))
+                        accepted.sendall(b"HTTP/1.1 200 OK\r\n" + raw)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(20)
+
+
+@pytest.mark.parametrize("raw", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("client", ["requests", "aiohttp"])
+@pytest.mark.parametrize(("method", "kind"), [("GET", "transient"), ("POST", "ambiguous")])
+async def test_an_answer_that_cannot_be_read_is_no_refusal_and_no_bug(sqlite_url, raw, client, method, kind):
+    @handler("threaded", retry=Retry(max_attempts=1))
+    def threaded(job: SyncJob[str]) -> None:
+        with over_requests.session(job) as s:
+            s.request(method, job.payload)
+
+    @handler("looped", retry=Retry(max_attempts=1))
+    async def looped(job: Job[str]) -> None:
+        async with over_aiohttp.session(job) as s, s.request(method, job.payload) as answer:
+            await answer.read()
+
+    requests_made = []
+    with speaking(raw, requests_made) as url:
+        own = Provider(name="own", base_url=url.rstrip("/"), anonymous=True)
+        app = Resilient(sqlite_url, handlers=[threaded, looped], providers=[own], upgrade=False)
+        made = await app.enqueue(threaded if client == "requests" else looped, url, resource_key="own/one")
+        await app.worker().drain()
+        found = await app.jobs.get(made.id)
+        await app.close()
+    assert (found.state.value, str(found.last_error_kind), len(requests_made)) == ("dead", kind, 1)

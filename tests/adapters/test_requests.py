@@ -310,3 +310,15 @@ async def test_a_charset_that_is_none_is_read_as_utf_8(run, fake):
     texts = []
     assert (await run(plain(lambda s: texts.append(s.get(f"{fake.url}/x").text)))).state.value == "succeeded"
     assert texts == ["ä-1"]
+
+
+async def test_a_write_whose_streamed_answer_breaks_off_is_not_sent_again(run, fake):
+    fake.fail_next("cut", on="POST /orders")
+
+    @handler("h", retry=Retry(max_attempts=3))
+    def h(job: SyncJob[None]) -> None:
+        with session(job) as s, s.post(f"{fake.url}/orders", json={}, stream=True) as answer:
+            list(answer.iter_content(10))
+
+    found = await run(h, again=2)
+    assert (found.state.value, found.last_error_kind, len(fake.log.api)) == ("dead", FailureKind.AMBIGUOUS, 1)

@@ -451,3 +451,12 @@ def test_overload_without_429_is_a_throttle_where_the_facts_say_so(hint):
     assert overload.kind == K.THROTTLED
     assert overload.retry_in == (1.0 if hint else None)
     assert classify(AnswerFacts(503, Fields.of(hint)), GET, provider, NOW).kind == K.TRANSIENT
+
+
+@pytest.mark.parametrize(("repeatable", "kind"), [(True, K.TRANSIENT), (False, K.AMBIGUOUS)])
+@pytest.mark.parametrize("status", [0, -1, 99])
+def test_a_status_that_is_none_is_no_success(status, repeatable, kind):
+    """Some clients say 0 where no answer came."""
+    request = RequestFacts("POST", "", "", "", repeatable=repeatable)
+    failure = classify(AnswerFacts(status), request, Provider(name="p"), NOW)
+    assert (failure.kind, failure.code) == (kind, f"http_{status}")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 
+import aiohttp
 import httpx
 import pytest
 
@@ -22,6 +23,7 @@ from resilient import (
 )
 from resilient.core.base.errors import FailureKind as K
 from resilient.core.base.errors import chain
+from resilient.core.base.exchange import RequestFacts
 from resilient.wire.requests.explain import Explained, explain
 from resilient.wire.requests.request_log import RequestLog
 from tests.helpers import LIMIT
@@ -277,3 +279,30 @@ def test_no_foreign_client_is_imported():
     script = "import resilient, resilient.adapters, resilient.testing, sys; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"requests", "aiohttp", "httpx2", "uvicorn"} & set(ran.stdout.split())
+
+
+async def test_a_proxys_refusal_and_an_unreadable_answer_are_no_words_of_the_server(hooks, rude):
+    """By aiohttp both have a status: the proxy's, and one that aiohttp made up. Nothing went through the proxy."""
+
+    async def behave(_reader, writer):
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0, 1\r\n\r\n" if is_odd else PROXYS)
+        await writer.drain()
+
+    log = RequestLog(hooks)
+    for is_odd, expected in ((True, (K.AMBIGUOUS, "protocol_error")), (False, (K.TRANSIENT, "proxy_error"))):
+        async with rude(behave) as (url, _), aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientResponseError) as caught:
+                await session.post(url if is_odd else "https://api.example/x", proxy=None if is_odd else url)
+        log.last_repeatable = False
+        failure = explain(caught.value, log, hooks.now()).failure
+        assert (failure.kind, failure.code) == expected
+
+
+PROXYS = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("repeatable", "expected"), [(True, K.TRANSIENT), (False, K.AMBIGUOUS)])
+def test_an_error_without_a_request_is_about_the_last_one(hooks, repeatable, expected):
+    log = RequestLog(hooks)
+    log.note(RequestFacts("POST", "", "", "", repeatable=repeatable), None)
+    assert kind(aiohttp.ClientPayloadError("it broke off"), log) is expected

@@ -42,6 +42,7 @@ BY_STATUS: Final = {
     501: _P, 505: _P, 510: _P,
 }  # fmt: skip
 LOST_BEHIND_A_GATEWAY: Final = frozenset({502, 504, 520, 524})
+LEAST: Final = 100  # no status is smaller; some clients say 0 where no answer came
 SERVER_ERROR: Final = 500
 CLIENT_ERROR: Final = 400
 FORBIDDEN: Final = 403
@@ -70,6 +71,8 @@ class Phase(StrEnum):
 def classify(answer: AnswerFacts, request: RequestFacts, provider: Provider, now: datetime) -> Failure | None:
     """What an answer means; None is success. ``now`` is when it came."""
     status = answer.status
+    if status < LEAST:
+        return classify_error(Phase.READ, repeatable=request.repeatable, code=f"http_{status}")
     if status < CLIENT_ERROR and not provider.errors.reads_success:
         return None
     codes = _codes(answer, provider)

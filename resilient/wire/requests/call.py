@@ -147,6 +147,17 @@ class Call:
         )
         return self.failure
 
+    def cut_off(self, error: BaseException, *, by_us: bool = False) -> None:
+        """Say that the body of the reported answer could not be read, for want of room (``by_us``) or by ``error``.
+
+        So its outcome is open again.
+        """
+        if self._permit is not None and (self._request.gated or self._request.name):
+            self._request_log.cut_off(self._permit, by_us=by_us)
+        failure = None if isinstance(error, JobFailure) else _without_answer(error, repeatable=self.repeatable)
+        if failure is not None:
+            note(error, failure, self._request)
+
     def raise_for_failure(self) -> None:
         """Raise the classified failure, if `report` found one."""
         if self.failure is not None and self._answer is not None:

@@ -17,7 +17,7 @@ import httpx
 from resilient.core.base.budgets import Fields
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, at_scope, chain
 from resilient.core.base.exchange import IDEMPOTENT, AnswerFacts, RequestFacts
-from resilient.core.provider.classify import Phase, classify, classify_error
+from resilient.core.provider.classify import LEAST, Phase, classify, classify_error
 from resilient.core.provider.facts import GENERIC
 from resilient.wire.requests.answer import KEY
 
@@ -52,6 +52,7 @@ _PHASES: Final = (
     ("NonHttpUrlClientError", Phase.UNSENDABLE, "bad_url"),
     ("InvalidHeader", Phase.UNSENDABLE, "bad_request"),
     ("SSLError", Phase.CONNECT, "tls_error"),
+    ("ClientHttpProxyError", Phase.CONNECT, "proxy_error"),
     ("ConnectTimeoutError", Phase.CONNECT, "connect_timeout"),
     ("ConnectionTimeoutError", Phase.CONNECT, "connect_timeout"),
     ("NewConnectionError", Phase.CONNECT, "connect_error"),
@@ -63,11 +64,13 @@ _PHASES: Final = (
     ("ClientOSError", Phase.READ, "read_error"),
     ("ClientPayloadError", Phase.READ, "read_error"),
     ("ChunkedEncodingError", Phase.READ, "read_error"),
+    ("HttpProcessingError", Phase.READ, "protocol_error"),
     ("ProtocolError", Phase.READ, "protocol_error"),
     ("MaxRetryError", Phase.READ, "read_error"),
     ("Timeout", Phase.READ, "timeout"),
     ("ConnectionError", Phase.READ, "read_error"),
 )
+_OTHERS: Final = frozenset({"ClientHttpProxyError", "HttpProcessingError"})
 _BY_NAME: Final = {name: (phase, code) for name, phase, code in _PHASES}
 _CLIENTS: Final = frozenset({"httpx", "httpx2", "requests", "urllib3", "aiohttp"})
 
@@ -156,15 +159,19 @@ def _http(error: BaseException, request_logs: RequestLogs, now: datetime) -> Exp
     request_log = next((one for one in request_logs if _is_providers(error, one)), request_logs[0])
     response = getattr(error, "response", None)
     status = getattr(error, "status", None) if response is None else getattr(response, "status_code", None)
-    if isinstance(status, int):
+    if isinstance(status, int) and status >= LEAST and not _has_other_status(error):
         meaning = _foreign_answer(error, status, error if response is None else response, request_log, now)
         if meaning is not None:
             return meaning  # otherwise it is no failure by itself: the last of too many redirects
     phase = phase_of(error)
     if phase is None:
         return None
-    method = str(getattr(_request(error), "method", None) or "GET").upper()
-    failure = classify_error(phase[0], repeatable=method in IDEMPOTENT, code=phase[1])
+    method = getattr(_request(error), "method", None)
+    if method is None:  # of a body that was streamed, say: it may be that of the last request
+        repeatable = request_log is None or request_log.last_repeatable
+    else:
+        repeatable = str(method).upper() in IDEMPOTENT
+    failure = classify_error(phase[0], repeatable=repeatable, code=phase[1])
     return _of_provider(failure, request_log) if _is_providers(error, request_log) else Explained(_local(failure))
 
 
@@ -186,6 +193,11 @@ def _foreign_answer(
     return _of_provider(failure, request_log) if is_providers else Explained(_local(failure))
 
 
+def _has_other_status(error: BaseException) -> bool:
+    """Whether the status of aiohttp's error is not the server's: of an answer that cannot be read, or of a proxy."""
+    return any(cls.__name__ in _OTHERS for one in (error, error.__cause__) for cls in type(one).__mro__)
+
+
 def _of_provider(failure: Failure, request_log: RequestLog | None) -> Explained:
     return _at(failure, "" if request_log is None else request_log.hooks.resource_key)
 
@@ -205,6 +217,8 @@ def phase_of(error: object) -> tuple[Phase, str] | None:
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in chain(error)):
         return Phase.TLS, "tls_verification"
     name = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _BY_NAME), None)
+    if name == "InvalidHeader" and not _is_callers(error):
+        return _BY_NAME["HttpProcessingError"]
     if name in (
         "ConnectionError",
         "MaxRetryError",
@@ -216,6 +230,12 @@ def phase_of(error: object) -> tuple[Phase, str] | None:
         )
         return next((phase for phase in beneath if phase is not None), _BY_NAME[name])
     return None if name is None else _BY_NAME[name]
+
+
+def _is_callers(error: BaseException) -> bool:
+    """Whether a bad header is that of the request. Requests calls that of an answer, which urllib3 refuses, the same."""
+    inner = next((one for one in error.args if isinstance(one, BaseException)), error)
+    return type(inner).__module__.startswith("requests.")
 
 
 def _is_client(error: BaseException) -> bool:

@@ -122,6 +122,7 @@ class RequestLog:
         "is_unconnected",
         "last_failure",
         "last_key",
+        "last_repeatable",
         "names",
         "origins",
         "own_headers",
@@ -152,6 +153,7 @@ class RequestLog:
         self.names = Names(prefix)
         self.last_failure: Failure | None = None  # of the last answer, if no success followed
         self.last_key = hooks.resource_key  # the resource it concerned
+        self.last_repeatable = True  # whether the last request may be sent again without a second effect
         self._account = at_account(hooks.resource_key)
         self._kept = Hidden()  # what the last request carried
         self.secrets = Hidden()  # what the account's requests carry, in every form an answer may echo
@@ -276,6 +278,7 @@ class RequestLog:
 
     def note(self, request: RequestFacts, failure: Failure | None) -> None:
         """Note the outcome of one sending."""
+        self.last_repeatable = request.repeatable
         if request.gated:
             self.last_failure = failure
             if failure is not None:
