@@ -171,7 +171,10 @@ class Middleware:
                 request.url = URL(call.url, encoded=True)
             _watch_ends(request.session.connector)
             _drop_spoilt(request.session.connector)
-            response = await handler(request)
+            try:
+                response = await handler(request)
+            except UnicodeError as error:  # of a name whose label is too long
+                raise aiohttp.InvalidURL(request.url, str(error)) from None
             response._request_info = own  # noqa: SLF001 - without our credentials: the text of an error shows it
             if isinstance(response, Response):
                 response.reservation = call.make_reservation()

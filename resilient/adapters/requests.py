@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urljoin, urlsplit
 
 from resilient.core.base.errors import MissingExtra
 
@@ -34,6 +35,7 @@ except ModuleNotFoundError as error:
 
 from resilient.core.base.bounds import ANSWER_BODY, ANSWER_TIME, ERROR_BODY
 from resilient.core.base.errors import Failure, FailureKind, JobFailure, Permanent
+from resilient.core.base.hosts import address, without_secrets
 from resilient.engine.run.job import SyncRequests
 from resilient.wire.requests import redact
 from resilient.wire.requests.answer import DecodingError, Intake, RemoteProtocolError, is_charset, no_room
@@ -83,6 +85,18 @@ class Session(requests.Session):
         if _carries_http(prefix) and not isinstance(adapter, JobAdapter):
             adapter = JobAdapter(self._job, _on_lines(_without_retries(adapter)), owned=True)
         super().mount(prefix, adapter)
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where a redirect leads. Raises `requests.exceptions.InvalidURL` for what is no address of HTTP."""
+        try:
+            target = super().get_redirect_target(resp)
+            if target:
+                parts = urlsplit(urljoin(resp.url, target))
+                address(f"{parts.scheme}://{parts.netloc}/")
+        except ValueError as error:  # also `InvalidInput`, and what is no text
+            text = f"{resp.url} redirects to what is no address of HTTP: {error}"
+            raise requests.exceptions.InvalidURL(without_secrets(text), request=resp.request, response=resp) from None
+        return target
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         """A redirect: whether it, or a hop before it, has left the provider's hosts."""
@@ -369,6 +383,8 @@ class _OnLine:
     def getresponse(self) -> Any:
         with _under_way():
             response = super().getresponse()  # type: ignore[misc]
+        if (original := getattr(response, "_original_response", None)) is not None:
+            del original.msg["set-cookie2"]  # nobody sends it; Python reads it in quadratic time
         if self._line is not None and self._line.is_cut:  # a socket that `cut` shut ends like a complete header
             response.close()
             self.close()

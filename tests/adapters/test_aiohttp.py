@@ -300,3 +300,8 @@ async def test_a_write_whose_answer_breaks_off_is_sent_again_with_a_key_only(run
     last = found.last_error_kind if state == "dead" else None
     assert (found.state.value, last, len(fake.log.api)) == (state, kind, sent)
     assert len(fake.performed) == 1
+
+
+async def test_a_host_that_no_name_server_takes_is_no_bug(run):
+    found = await run(coroutine(lambda s: sent(s.get(f"http://{'a' * 64}.example/"))))
+    assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", "bad_url")

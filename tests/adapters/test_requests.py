@@ -1,6 +1,7 @@
 """requests through a job: what an SDK built on it gets, and what it can no longer do wrong."""
 
 import copy
+import http.cookiejar
 
 import pytest
 import requests
@@ -322,3 +323,36 @@ async def test_a_write_whose_streamed_answer_breaks_off_is_not_sent_again(run, f
 
     found = await run(h, again=2)
     assert (found.state.value, found.last_error_kind, len(fake.log.api)) == ("dead", FailureKind.AMBIGUOUS, 1)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("location", ["http://[", "http://a:99999/", "http://u:p@127.0.0.1:1/", "file:///etc/passwd"])
+async def test_a_redirect_to_what_is_no_address_is_no_bug(run, fake, location, follows):
+    fake.on("GET /out", Reply(302, None, {"Location": location}))
+    found = await run(plain(lambda s: s.get(f"{fake.url}/out", allow_redirects=follows)))
+    assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", "bad_url")
+
+
+async def test_a_redirect_with_blanks_is_followed(run, fake):
+    fake.on("GET /out", Reply(302, None, {"Location": "/a b"}))
+    assert (await run(plain(lambda s: s.get(f"{fake.url}/out").raise_for_status()))).state.value == "succeeded"
+    assert len(fake.log.api) == 2
+
+
+async def test_a_host_that_no_name_server_takes_is_no_bug(run):
+    found = await run(plain(lambda s: s.get(f"http://{'a' * 64}.example/")))
+    assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", "bad_url")
+
+
+async def test_cookies_of_a_kind_that_nobody_sends_are_not_read(run, fake, monkeypatch):
+    read = []
+    monkeypatch.setattr(http.cookiejar, "split_header_words", lambda values: read.extend(values) or [])
+    fake.on("*", Reply(200, {}, {"Set-Cookie": "a=1", "Set-Cookie2": "b,c"}))
+    cookies = []
+
+    def use(s):
+        s.get(f"{fake.url}/x")
+        cookies.extend(s.cookies.keys())
+
+    assert (await run(plain(use))).state.value == "succeeded"
+    assert (cookies, read) == (["a"], [])

@@ -50,6 +50,7 @@ _PHASES: Final = (
     ("MissingSchema", Phase.UNSENDABLE, "bad_url"),
     ("InvalidSchema", Phase.UNSENDABLE, "bad_url"),
     ("NonHttpUrlClientError", Phase.UNSENDABLE, "bad_url"),
+    ("LocationParseError", Phase.UNSENDABLE, "bad_url"),
     ("InvalidHeader", Phase.UNSENDABLE, "bad_request"),
     ("SSLError", Phase.CONNECT, "tls_error"),
     ("ClientHttpProxyError", Phase.CONNECT, "proxy_error"),
@@ -233,7 +234,7 @@ def phase_of(error: object) -> tuple[Phase, str] | None:
 
 
 def _is_callers(error: BaseException) -> bool:
-    """Whether a bad header is that of the request. Requests calls that of an answer, which urllib3 refuses, the same."""
+    """Whether a bad header is the request's. Requests also calls that of an answer so, which urllib3 refuses."""
     inner = next((one for one in error.args if isinstance(one, BaseException)), error)
     return type(inner).__module__.startswith("requests.")
 
