@@ -144,12 +144,11 @@ def too_slow(work, size, tails=("", "!", "@")):
 
 EVERY = patterns()
 CALLED = {  # patterns that see less than their module's texts: how many characters, and why
-    "resilient.core.gates.rate_limit._SPAN": (0, "declared by the program"),
+    "resilient.core.gates.rate_limit._SPAN": (0, "fullmatch: tests/core/test_rate_limit.py"),
     "resilient.wire.requests.client._IGNORED": (0, "the program's own GraphQL document"),
     "resilient.core.base.budgets._STRING": (0, "matched at one place: the parsers, below"),
     "resilient.surface.probes._ADDRESS": (0, "fullmatch, of the operator's own option"),
     "resilient.store.db.address._HOST_AND_PORT": (0, "fullmatch, of the operator's own address"),
-    "resilient.core.gates.retry_after._REPEATED": (0, "fullmatch: retry_after, below"),
 }
 
 
