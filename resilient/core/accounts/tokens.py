@@ -130,8 +130,10 @@ class Credentials:
     """The credentials of one account. The ``repr`` shows no secret and no value.
 
     ``token`` is the access token, the key or the password; ``user`` belongs to a password. ``previous`` is the
-    refresh token before the latest rotation, as long as the provider may still take it. ``values`` are what the
-    provider's answers said about the account (``instance_url``). ``version`` counts the changes.
+    refresh token before the latest rotation, as long as the provider may still take it: until ``previous_until`` (None:
+    nobody knows). ``expires_at``: when the token ends, ``refresh_at``: when it is refreshed, both aware (None: as long
+    as it is taken). ``values`` are what the provider's answers said about the account (``instance_url``). ``version``
+    counts the changes.
     """
 
     token: str = field(default="", repr=False)

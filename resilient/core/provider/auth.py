@@ -92,7 +92,7 @@ class ApiKey:
 @explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basic:
-    """User and password, as RFC 7617 says. ``user``, ``password``: what the provider calls them."""
+    """User and password, as RFC 7617 says. ``user``, ``password``: what the provider calls them, for people."""
 
     kind: Literal["basic"] = field(init=False, default="basic")
     user: str = "user"
@@ -134,10 +134,11 @@ class OAuth2:
     is used).
 
     ``keep``: paths in the token answer that belong to the connection (Salesforce's ``instance_url``);
-    ``keep_callback``: parameters of the callback that do (Intuit's ``realmId``). ``shared``: one grant may
-    serve several tenants. ``success``: paths of which one must hold the token. ``errors``: the dialect of the
-    token endpoint. ``limits``: its own. ``issuer``: what each callback says in ``iss`` (RFC 9207); where
-    it is not stated, an ``iss`` must at least be of the server's origin. Raises `InvalidInput`.
+    ``keep_callback``: parameters of the callback that do (Intuit's ``realmId``). ``shared``: one grant may serve
+    several tenants. ``success``: paths of which one must hold the token. ``errors``: the dialect of the token
+    endpoint. The scopes and the id token of its answers are not looked at. ``limits``: its own. ``issuer``: what
+    each callback says in ``iss`` (RFC 9207); where it is not stated, an ``iss`` must at least be of the server's
+    origin. Raises `InvalidInput`.
     """
 
     kind: Literal["oauth2"] = field(init=False, default="oauth2")

@@ -53,7 +53,7 @@ _WAITS: Final = frozenset({FailureKind.THROTTLED, FailureKind.QUOTA})
 @explained_class
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One request of a batch. ``url``: below the base URL, as ``/me/messages``; ``body``: JSON."""
+    """One request of a batch. ``url``: below the base URL, as ``/me/messages``; ``body``: JSON, or None for none."""
 
     method: str
     url: str
@@ -92,7 +92,7 @@ class BatchEndpoint:
     """A JSON batch: ``POST path`` with ``{requests: [{id, method, url, headers, body}]}``.
 
     The answer is ``{responses: [{id, status, headers, body}]}``, in any order. ``path``: below the base URL;
-    ``most``: parts in one batch; ``requests``, ``responses``: how the two lists are called.
+    ``most``: parts in one batch; ``requests``, ``responses``: how the two lists are called. Raises `InvalidInput`.
     """
 
     path: str

@@ -38,7 +38,7 @@ class Wait:
 
     ``header`` and ``body`` (a path) name a field in the dialect ``word``; ``text`` is a pattern whose group
     ``value`` is one; ``seconds`` computes it from the JSON body. If none states one: ``fallback`` seconds, or the
-    start of the next ``period`` (UTC), which is when such a budget is full again.
+    start of the next ``period`` (UTC), which is when such a budget is full again. Raises `InvalidInput`.
     """
 
     header: str = ""
@@ -75,7 +75,7 @@ class Rule:
 
     ``scope``: what the failure is about, the account unless said; ``wait``: where it says how long.
     ``counts_for_breaker``: whether it counts for the circuit, ``provider_wide``: whether for the whole provider's
-    too (None: by its kind and status).
+    too (None: by its kind and status). Raises `InvalidInput`.
     """
 
     kind: FailureKind | None
@@ -136,7 +136,7 @@ class Errors:
     ``code``, ``message``: body paths, the first that is there names the error. ``code_header``: a header with a code;
     ``rules``: asked in their order, the first that fits decides; ``code_text``: a regular expression whose first
     group is a code in a body that is no JSON; ``code_form``: one whose first group is the part of a found code that
-    matters.
+    matters. Raises `InvalidInput`.
     """
 
     code: tuple[str, ...] = ()

@@ -51,7 +51,11 @@ class PagingError(ResilientError):
 @explained_class
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """``url``: absolute when it is sent (see `on`); ``body``: JSON. The ``repr`` shows neither."""
+    """The request for one page. The ``repr`` shows no URL, body or header.
+
+    ``url``: absolute, or below the account's base URL (`on`); ``body``: JSON, or None for none; ``headers``: none that
+    are secret, because they are stored. Raises `InvalidInput`.
+    """
 
     url: str = field(repr=False)
     method: str = "GET"
@@ -222,7 +226,7 @@ class Paginator(ABC):
     without that path is an empty one (Google's) or an error. ``more``: the path of a flag that says whether
     there are further pages; ``done``: of one that says that there are none. ``resume``: the path of the
     cursor for the next pass, told on the last page. ``size``: the parameter that asks for a page's size, and
-    ``most``: the largest one.
+    ``most``: the largest one, in records. Raises `InvalidInput`.
     """
 
     items: str = ""

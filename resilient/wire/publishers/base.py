@@ -75,10 +75,11 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where events go. ``timeout``: seconds one event may take to be confirmed. ``retry``: see `Retry`.
+    """Where events go. ``timeout``: seconds one event may take to be confirmed, up to 300. ``retry``: see `Retry`.
 
-    ``batch``: how many events a worker takes at once. ``when_dead``: an event that is dead (refused for good) makes the
-    others of its key wait until a person retries or discards it (``"block"``), or not (``"skip"``).
+    ``batch``: how many events a worker takes at once, up to 1,000. ``when_dead``: an event that is dead (refused for
+    good) makes the others of its key wait until a person retries or discards it (``"block"``), or not (``"skip"``).
+    Raises `InvalidInput`.
     """
 
     retry: Retry = field(default=BROKER_RETRY, repr=False)

@@ -41,14 +41,17 @@ if TYPE_CHECKING:
 class PoolSettings:
     """Bounds of the connections and of what comes over them. Times are in seconds, sizes in bytes.
 
-    ``read`` is the longest silence within an answer, ``whole`` the longest time for all of its body.
-    ``largest``: bodies that are read into memory, decoded. ``bodies``: all of them that the process holds at once,
-    without the first MiB of each; no account has more of it than it leaves free (`wire/requests/body_budget.py`).
-    Less than twice ``largest`` counts as that, so that one answer always fits. ``error_largest``, ``error_whole``: the
-    same as ``largest`` and ``whole`` for the body of an error, of which only the beginning is kept. ``tries``,
-    ``tries_within``: how often one request is sent within one call, and in how many seconds; longer waits are the
-    job's. ``verify``: an `ssl.SSLContext` with all that is trusted and a certificate of the program's own; True trusts
-    the public certificates, False everybody. ``proxy``: its address, such as ``http://user:password@proxy.example:3128``.
+    ``connections``: how many one worker has open at once, ``idle``: how many of them may rest, ``idle_for``: how long.
+    ``connect``: to reach a server by its name, and once more for its TLS; ``write``: until the server takes more of
+    a request; ``wait``: for one that is free. ``read`` is the longest silence within an answer, ``whole`` the
+    longest time for all of its body. ``largest``: bodies that are read into memory, decoded. ``bodies``: all of
+    them that the process holds at once, without the first MiB of each; no account has more of it than it leaves
+    free (`wire/requests/body_budget.py`). Less than twice ``largest`` counts as that, so that one answer always
+    fits. ``error_largest``, ``error_whole``: the same as ``largest`` and ``whole`` for the body of an error, of
+    which only the beginning is kept. ``tries``, ``tries_within``: how often one request is sent within one call,
+    and in how many seconds; longer waits are the job's. ``verify``: an `ssl.SSLContext` with all that is trusted
+    and a certificate of the program's own; True trusts the public certificates, False everybody. ``proxy``: its
+    address, such as ``http://user:password@proxy.example:3128``. Raises `InvalidInput`.
     """
 
     connections: int = 200
@@ -57,7 +60,7 @@ class PoolSettings:
     connect: float = 5.0
     read: float = 30.0
     write: float = 30.0
-    wait: float = 60.0  # for a connection that is free
+    wait: float = 60.0
     whole: float = float(bounds.ANSWER_TIME.value)
     largest: int = bounds.ANSWER_BODY.value
     bodies: int = bounds.ANSWER_BODIES.value
