@@ -68,6 +68,12 @@ def test_nor_at_such_a_time():
     assert since([{"at": "2029-01-01T00:00:00Z"}, {"at": LONGEST + "x"}], FILTER) == "2029-01-01T00:00:00Z"
 
 
+@pytest.mark.parametrize("time", ["never", "n/a", "nan", "2029-13-01"])
+def test_a_time_that_is_none_keeps_no_stream_at_its_beginning(time):
+    """As a text it is later than any other: each later pass was a full one."""
+    assert since([{"at": "2029-01-01T00:00:00Z"}, {"at": time}], FILTER) == "2029-01-01T00:00:00Z"
+
+
 @pytest.mark.parametrize(
     ("tag", "kept"), [('W/"1"', 'W/"1"'), ('"\xe9"', None), (LONGEST, LONGEST), (LONGEST + "x", None)]
 )

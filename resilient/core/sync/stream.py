@@ -372,7 +372,8 @@ def _position(raw: Any, rules: Rules) -> str | None:
     incremental = rules.incremental
     if incremental is None or incremental.style not in ("filter", "key"):
         return None
-    return next((str(v) for v in pick(raw, incremental.field) if _measurable(v)), None)
+    value = next((str(v) for v in pick(raw, incremental.field) if _measurable(v)), None)
+    return value if incremental.style == "key" or instant(value) is not None else None
 
 
 def _measurable(value: Any) -> bool:
