@@ -18,7 +18,7 @@ import ssl
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
@@ -190,7 +190,23 @@ class JobAdapter(BaseAdapter):
                 error.request = request
                 raise
             call.report(response.status_code, dict(response.headers), content)
+        if content is None:
+            response.iter_content = partial(_streamed, call, response.iter_content)  # type: ignore[method-assign]
         return call, response
+
+
+def _streamed(call: SyncCall, iter_content: Callable[..., Iterator[Any]], *args: Any, **words: Any) -> Iterator[Any]:
+    """What `Response.iter_content` gives; a body that breaks off behind its call makes its outcome unknown again."""
+    parts = iter_content(*args, **words)  # raises at once for a body that was read
+
+    def watched() -> Iterator[Any]:
+        try:
+            yield from parts
+        except (requests.exceptions.ChunkedEncodingError, requests.ConnectionError) as error:
+            call.cut_off(error)
+            raise
+
+    return watched()
 
 
 class _Again(BaseAdapter):

@@ -1,6 +1,7 @@
 """aiohttp through a job: what an SDK built on it gets, and what it can no longer do wrong."""
 
 import asyncio
+import contextlib
 
 import aiohttp
 import pytest
@@ -305,3 +306,15 @@ async def test_a_write_whose_answer_breaks_off_is_sent_again_with_a_key_only(run
 async def test_a_host_that_no_name_server_takes_is_no_bug(run):
     found = await run(coroutine(lambda s: sent(s.get(f"http://{'a' * 64}.example/"))))
     assert (found.state.value, found.last_error_kind, found.last_error_code) == ("dead", "permanent", "bad_url")
+
+
+async def test_an_sdks_own_retry_after_an_answer_that_breaks_off_has_the_same_key(run, fake):
+    fake.fail_next("cut", on="POST /charges")
+
+    async def use(s):
+        with contextlib.suppress(aiohttp.ClientPayloadError):
+            await sent(s.post(f"{fake.url}/charges", json={}))
+        await sent(s.post(f"{fake.url}/charges", json={}))
+
+    assert (await run(coroutine(use))).state.value == "succeeded"
+    assert (len(fake.log.api), len({one.idempotency_key for one in fake.log.api}), len(fake.performed)) == (2, 1, 1)

@@ -1,5 +1,6 @@
 """requests through a job: what an SDK built on it gets, and what it can no longer do wrong."""
 
+import contextlib
 import copy
 import http.cookiejar
 
@@ -323,6 +324,20 @@ async def test_a_write_whose_streamed_answer_breaks_off_is_not_sent_again(run, f
 
     found = await run(h, again=2)
     assert (found.state.value, found.last_error_kind, len(fake.log.api)) == ("dead", FailureKind.AMBIGUOUS, 1)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_sdks_own_retry_after_an_answer_that_breaks_off_has_the_same_key(run, fake, streams):
+    fake.fail_next("cut", on="POST /charges")
+
+    def use(s):
+        for _ in range(2):
+            with contextlib.suppress(requests.exceptions.ChunkedEncodingError):
+                assert list(s.post(f"{fake.url}/charges", json={}, stream=streams).iter_lines())
+                return
+
+    assert (await run(plain(use))).state.value == "succeeded"
+    assert (len(fake.log.api), len({one.idempotency_key for one in fake.log.api}), len(fake.performed)) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("follows", [True, False])
