@@ -25,6 +25,7 @@ from resilient.core.base.loggers import logger
 from resilient.engine.app.app import Resilient
 from resilient.engine.ground.counts import BOUNDS, OTHER, Counts, Histogram
 from resilient.engine.run.heartbeat import code_version
+from resilient.store.db import pool
 from resilient.store.inspect import gauges
 from resilient.store.schedules import ticks
 
@@ -58,9 +59,14 @@ class Exporter:
         self._lease: datetime | None = None
         self._gauges: Gauges | None = None
         self._read_at = -1e9
-        self._lock = threading.Lock()
         self.monotonic = time.monotonic
         self.is_reached = False  # the database answered the latest reading
+        self.begin_anew()
+        pool.renew_in_children(self)
+
+    def begin_anew(self) -> None:
+        """See `pool.renew_in_children`."""
+        self._lock = threading.Lock()
 
     def read(self) -> Gauges | None:
         """The gauges, at most `CACHED` seconds old; None if another process shows them or the database is away."""

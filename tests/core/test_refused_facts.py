@@ -255,6 +255,7 @@ NO_PLACEHOLDER = "a placeholder is a name of letters, digits and _ in braces, su
         ({"waits": 5}, "provider 'p': waits= takes WaitDialect, not 5"),
         ({"errors": 5}, "provider 'p': errors= takes Errors, not 5"),
         ({"auth": (Basic(), 5)}, "provider 'p': auth= takes OAuth2 or Bearer or ApiKey or Basic, not 5"),
+        ({"auth": [Basic()]}, "provider 'p': auth= takes a tuple, not a list"),
         ({"pagination": {"a": 5}}, "provider 'p': pagination= takes Paginator, not 5"),
         ({"incremental": {"a": 5}}, "provider 'p': incremental= takes Incremental, not 5"),
         ({"webhook": 5}, "provider 'p': webhook= takes Webhook, not 5"),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from uuid_utils.compat import uuid7
 
-from resilient import Batch, GrantState, Job, Resilient, ResourceStopped, SyncJob, handler
+from resilient import Batch, DatabaseUnreachable, GrantState, Job, Resilient, ResourceStopped, SyncJob, handler
 from resilient.engine.accounts import grants as engine_grants
 from resilient.engine.run import backend, executor
 from resilient.store.accounts import connections, grants
@@ -324,3 +324,20 @@ async def test_a_program_without_a_job_hears_why_it_waits(app, idp):
     with pytest.raises(ResourceStopped) as stopped:
         await app.credentials(A)
     assert stopped.value.resource == "idp:token"
+
+
+async def test_what_ended_a_refresh_is_not_hidden_where_its_lease_cannot_be_given_back(app, idp, clock, monkeypatch):
+    await connect(app, idp, A, expired=True, now=clock.now())
+    why = ResourceStopped("idp", "circuit")
+
+    async def admit(_endpoint):
+        raise why
+
+    def let_go(*_):
+        raise DatabaseUnreachable("it is away")
+
+    monkeypatch.setattr(app.grants._endpoints, "admit", admit)
+    monkeypatch.setattr(grants, "let_go", let_go)
+    account = await app.grants.accounts.load_usable(A)
+    with pytest.raises(ResourceStopped, match=str(why)):
+        await app.grants._refresh_once(account, refused=True, patience=None)

@@ -10,7 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilient import ConnectionNotFound, Credentials, Item, Job, Provider, Resilient, SetupError, handler
+from resilient import (
+    ConnectionNotFound,
+    Credentials,
+    Item,
+    Job,
+    Provider,
+    Resilient,
+    ResourceStopped,
+    SetupError,
+    handler,
+)
 from resilient.engine import alerts
 from resilient.engine.accounts import grants as engine_grants
 from resilient.engine.inspect import doctor
@@ -366,3 +376,30 @@ async def test_a_gate_that_a_lonely_worker_shut_is_opened_once_others_may_have_t
 async def test_a_program_hears_that_there_is_no_connection(make):
     with pytest.raises(ConnectionNotFound):
         await make().credentials(A)
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_missing_key_is_one_line_a_minute_for_all_of_its_accounts(make, caplog, others):
+    caplog.set_level("DEBUG", logger="resilient.connections")
+    old, older, new = new_key(), new_key(), new_key()
+    keys = [f"idp/acct-{n}" for n in range(10, 15)]
+    for key in keys:
+        await make(secrets=[old]).connections.add(key, token="canary")
+    await make(secrets=[older]).connections.add("idp/acct-3", token="canary")
+    await make(secrets=[new]).connections.add("idp/acct-2", token="canary")
+    app, now = make(secrets=[new]), [0.0]
+    app.grants.missing_keys.monotonic = lambda: now[0]
+    if others:
+        await with_others(app)
+
+    async def warnings(keys):
+        caplog.clear()
+        for key in keys:
+            with pytest.raises(ResourceStopped):
+                await app.grants.located(key)
+        return [one.args[0] for one in caplog.records if one.levelname == "WARNING"]
+
+    assert await warnings(keys[:3]) == keys[:1]
+    assert await warnings([keys[3], "idp/acct-3"]) == ["idp/acct-3"]
+    now[0] = 61.0
+    assert await warnings(keys[4:]) == keys[4:]

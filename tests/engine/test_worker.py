@@ -27,7 +27,7 @@ from resilient import (
     handler,
 )
 from resilient.engine.run.execution import WorkerLoop
-from tests.helpers import LIMIT, brisk, drain
+from tests.helpers import LIMIT, brisk, drain, until
 
 SEEN: list = []
 
@@ -403,3 +403,14 @@ def test_an_answer_that_comes_while_a_thread_looks_for_the_loop_is_not_lost(monk
                 worker_loop.run(nothing())
     finally:
         loop.close()
+
+
+async def test_a_wait_of_a_thread_that_somebody_cancels_is_the_workers_end_and_no_bug_of_the_handler():
+    """As a program may that ends, with every task of its loop."""
+    worker_loop, own = WorkerLoop("w"), asyncio.all_tasks()
+    worker_loop.attach()
+    waiting = asyncio.create_task(asyncio.to_thread(worker_loop.run, asyncio.Event().wait()))
+    (task,) = await until(lambda: asyncio.all_tasks() - own - {waiting})
+    task.cancel()
+    with pytest.raises(LostLease, match="worker w has stopped"):
+        await waiting

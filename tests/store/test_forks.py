@@ -9,12 +9,14 @@ import asyncio
 import faulthandler
 import os
 import signal
+import socket
 import sqlite3
 import threading
 import traceback
 from contextlib import closing
 from pathlib import Path
 
+import httpcore
 import pytest
 
 import resilient
@@ -22,6 +24,8 @@ from resilient import Kind, Resilient, SetupError
 from resilient.store.db import pool
 from resilient.store.db.database import Database
 from resilient.store.db.wake import Listener, Waker
+from resilient.surface.metrics import Exporter
+from resilient.wire.requests import sockets
 from tests.helpers import LIMIT
 
 EACH = 20
@@ -101,6 +105,17 @@ HELD_IN_A_CHILD = {
     ("store/db/database.py", "_queue_up"): "called by `begin_anew`",
     ("engine/ground/sessions.py", "__init__"): "of a worker, which lives in no child",
     ("engine/run/execution.py", "<module>"): "of a worker, which lives in no child",
+    ("wire/requests/sockets.py", "__init__"): "of an execution, which lives in no child",
+    ("wire/requests/pool.py", "__init__"): "of a worker, or of one request",
+    ("wire/requests/body_budget.py", "__init__"): "of a worker: other requests have small answers",
+    ("adapters/requests.py", "<module>"): "of a worker, which lives in no child",
+    ("surface/web/dashboard/live.py", "<module>"): "of who serves pages, who forks before",
+    ("surface/web/dashboard/live.py", "__init__"): "of who serves pages, who forks before",
+    (
+        "django/program.py",
+        "<module>",
+    ): "while the app is made, which `RESILIENT` names; who forks has it, or makes it after",
+    ("testing/fake/provider.py", "__init__"): "of a test's server, which lives in no child",
 }
 
 
@@ -133,6 +148,32 @@ def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_held(database, re
     asyncio.run(app.close())
 
 
+def test_a_child_waits_for_no_scrape_and_no_name_of_its_parent(tmp_path, monkeypatch):
+    app = Resilient(f"sqlite:///{tmp_path}/app.db", kinds=[Kind("k")], upgrade=True)
+    exporter, silent, over, asked = Exporter(app.ground, ()), "silent.example", threading.Event(), threading.Event()
+    rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 443))]
+
+    def getaddrinfo(*_, **__):
+        asked.set()
+        assert over.wait(LIMIT)
+        return rows
+
+    def use():
+        over.set()
+        assert sockets.addresses_of(silent, 443, LIMIT) == ["93.184.216.34"]
+        exporter.read()
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(httpcore.ConnectTimeout):
+        sockets.addresses_of(silent, 443, 0.01)
+    assert asked.wait(LIMIT)
+    with exporter._lock, sockets._LOOKUPS._lock:  # as other threads may at the fork
+        child = in_child(use)
+    over.set()
+    assert os.waitpid(child, 0)[1] == 0
+    asyncio.run(app.close())
+
+
 def test_every_lock_is_made_anew_in_a_child():
     places = set()
 
@@ -143,9 +184,8 @@ def test_every_lock_is_made_anew_in_a_child():
             is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             look(child, where, child.name if is_function else name)
 
-    for room in ("store", "engine"):
-        for path in sorted((PACKAGE / room).rglob("*.py")):
-            look(ast.parse(path.read_text()), str(path.relative_to(PACKAGE)), "<module>")
+    for path in sorted(PACKAGE.rglob("*.py")):
+        look(ast.parse(path.read_text()), str(path.relative_to(PACKAGE)), "<module>")
     assert {place for place in places if place[1] != "begin_anew"} == set(HELD_IN_A_CHILD)
 
 

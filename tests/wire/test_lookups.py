@@ -102,3 +102,64 @@ def test_a_name_that_no_name_server_takes_is_a_host_that_is_not_there(network):
     """Python refuses a label of more than 63 characters with a UnicodeError, which is no OSError."""
     with pytest.raises(httpcore.ConnectError, match=r"label (empty or )?too long"):
         network().connect_tcp("a" * 64 + ".example", 443)
+
+
+@pytest.mark.parametrize("network", [Backend, PublicNetworkSync])
+def test_a_thread_waits_for_a_name_no_longer_than_told(silent, network):
+    name = f"{network.__name__}.evil.example"
+    for _ in range(3):
+        with pytest.raises(httpcore.ConnectTimeout, match=f"nobody says where '{name}' is"):
+            network().connect_tcp(name, 443, timeout=0.02)
+    assert silent == [name]
+
+
+# -- hosts that were silent before -----------------------------------------------------------------------------------
+
+
+async def test_silent_names_keep_others_waiting_for_a_moment_only(silent, monkeypatch):
+    monkeypatch.setattr(guard, "SOON", 0.01)
+    network = PublicNetwork()
+    waiting = [asyncio.create_task(network.connect_tcp(f"f{n}.evil.example", 443)) for n in range(guard.MOST_LOOKUPS)]
+    async with asyncio.timeout(LIMIT):
+        assert await guard.look_up("localhost", 80)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_hosts_that_were_silent_wait_for_each_other(silent, monkeypatch):
+    """However many places have been given back."""
+    for name, number in (("SOON", 0.01), ("MOST_LOOKUPS", 2), ("MOST_SILENT", 2), ("MOST_AGAIN", 1)):
+        monkeypatch.setattr(guard, name, number)
+    loop, names = asyncio.get_running_loop(), [f"g{n}.evil.example" for n in range(5)]
+    lookups = guard._of_loops.of(loop)
+    for name in names:
+        lookups.remember(name)
+    waiting = [asyncio.create_task(guard.look_up(name, 443)) for name in names]
+    await until(lambda: silent)
+    async with asyncio.timeout(LIMIT):
+        assert await guard.look_up("localhost", 80)
+    assert silent == names[:1]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_host_that_answers_again_is_one_as_all(monkeypatch):
+    lookups = guard._of_loops.of(asyncio.get_running_loop())
+    lookups.remember("localhost")
+    assert await guard.look_up("localhost", 80)
+    assert lookups.silent == {}
+
+
+async def test_no_more_places_are_given_back_than_there_are(silent, monkeypatch):
+    for name, number in (("SOON", 0.01), ("MOST_LOOKUPS", 2), ("MOST_SILENT", 3)):
+        monkeypatch.setattr(guard, name, number)
+    lookups = guard._of_loops.of(asyncio.get_running_loop())
+    waiting = [asyncio.create_task(guard.look_up(f"h{n}.evil.example", 443)) for n in range(9)]
+    await until(lambda: len(lookups.silent) == 5)
+    assert sorted(silent) == [f"h{n}.evil.example" for n in range(5)]
+    assert lookups.given_back == 3
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)

@@ -154,7 +154,8 @@ def without_secrets(url: str) -> str:
     if not query:
         return head.partition("#")[0]
     parts = [part.partition("=") for part in rest.partition("#")[0].split("&") if part]
-    return f"{head}?{'&'.join(f'{name}=…' if sign else '…' for name, sign, _ in parts)}"
+    # what ends in a sign alone may be a value in Base64 that has no name
+    return f"{head}?{'&'.join(f'{name}=…' if value.strip('=') else '…' for name, _, value in parts)}"
 
 
 def _without_logins(text: str) -> str:

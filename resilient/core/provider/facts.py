@@ -288,6 +288,10 @@ class Provider:
             for one in each:
                 if one is not None and not isinstance(one, kinds):
                     types = " or ".join(kind.__name__ for kind in kinds)
+                    if isinstance(value, (list, set, frozenset)):
+                        raise InvalidInput(
+                            f"provider {self.name!r}: {name}= takes a tuple, not a {type(value).__name__}"
+                        )
                     raise InvalidInput(f"provider {self.name!r}: {name}= takes {types}, not {one!r}")
         for one in self.reads:
             if one.partition(" ")[0] not in METHODS or not one.partition(" ")[2]:

@@ -204,12 +204,12 @@ class Grants:
             bound = await self._run(connections.find, key)
             if await self.missing_keys.are_elsewhere(bound):
                 if self.missing_keys.note(key):
-                    log.warning("%s is left to other workers: %s", key, error)
+                    log.log(self.missing_keys.level(bound), "%s is left to other workers: %s", key, error)
                     self._alerts.add(of_credentials(key, UNREADABLE, self.accounts.now()))
                     await self._run(connections.note_left, key, str(error))
                 raise ResourceStopped(key, GATE) from error
             if bound is not None:
-                log.warning("%s waits: %s", key, error)
+                log.log(self.missing_keys.level(bound), "%s waits: %s", key, error)
                 await self._run(
                     connections.shut_unreadable, key, bound.grant.id, bound.grant.version, tell=self._wants_alert
                 )
@@ -423,13 +423,18 @@ class Grants:
                 if credentials is not None and (own or credentials.version == account.credentials.version):
                     permit = await self._endpoints.admit(account.endpoint)
             except BaseException:
-                await self._run(grants.let_go, grant)
+                await self._let_go(grant)
                 raise
             if credentials is None or permit is None:  # the app's table has moved on
-                await self._run(grants.let_go, grant)
+                await self._let_go(grant)
                 return None
             look = partial(self._require_lease, account.endpoint, grant, since)
             return await self._exchange(account, oauth, credentials, permit, lease, look, own=own)
+
+    async def _let_go(self, grant: Grant) -> None:
+        """Give the lease back; where the database is away it ends by itself, and what came before is not hidden."""
+        with contextlib.suppress(DatabaseUnreachable):
+            await self._run(grants.let_go, grant)
 
     async def _require_lease(self, endpoint: str, grant: Grant, since: float) -> None:
         """Raise `ResourceStopped` if another may have refreshed: a token sent twice may end all those of its consent.
@@ -479,7 +484,7 @@ class Grants:
                 answer = await self._endpoints.trace(key, self._ask(oauth, grant, credentials, lease.now, look))
         except (SetupError, ResourceStopped):  # nothing was sent: an invalid key, a lost lease
             await self._endpoints.unsent(permit)
-            await self._run(grants.let_go, grant)
+            await self._let_go(grant)
             raise
         if answer.failure is None or not account.has_own_endpoint or await self._run(grants.keep_up, grant, LEASE):
             await self._endpoints.answered(permit, answer.failure)

@@ -9,6 +9,9 @@ lives, `Grants` shuts it.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import time
 from typing import TYPE_CHECKING, Final
 
 from resilient.core.accounts.tokens import LONGEST_PASSED_OVER, MISSING_KEY
@@ -47,6 +50,8 @@ class MissingKeys:
     def __init__(self, ground: Ground, ring: KeyRing) -> None:
         self._ground, self._ring = ground, ring
         self.resources: set[str] = set()  # that are passed over at this moment
+        self._logged_at: dict[tuple[str, ...], float] = {}  # by the keys that are missing
+        self.monotonic = time.monotonic
 
     def note(self, key: str) -> bool:
         """Pass over a resource for a while; False if it is passed over already. Call it on an event loop."""
@@ -55,6 +60,16 @@ class MissingKeys:
             self.resources.add(key)
             asyncio.get_running_loop().call_later(self.pause(), self.resources.discard, key, context=apart())
         return is_new
+
+    def level(self, bound: Bound | None) -> int:
+        """The level of a line about an account: a warning once a minute for the same missing keys, or for none."""
+        missing = () if bound is None else self._missing(bound)
+        now = self.monotonic()
+        if missing and now - self._logged_at.get(missing, -math.inf) < PASSED_OVER:
+            return logging.DEBUG
+        self._logged_at = {keys: at for keys, at in self._logged_at.items() if now - at < PASSED_OVER}
+        self._logged_at[missing] = now
+        return logging.WARNING
 
     def pause(self) -> float:
         """Seconds for which one more is passed over: the more there are, the longer."""
@@ -67,13 +82,14 @@ class MissingKeys:
 
     async def are_elsewhere(self, bound: Bound | None) -> bool:
         """Whether this process lacks a key of an account, and a worker of another process may have it."""
-        if bound is None or not self._lacks(bound):
+        if bound is None or not self._missing(bound):
             return False
         own = [worker.id for worker in self._ground.workers]
         return bool(await self._ground.database.transaction(workers.has_others, own))
 
-    def _lacks(self, bound: Bound) -> bool:
+    def _missing(self, bound: Bound) -> tuple[str, ...]:
+        """The keys of an account that this process lacks."""
         sealed = bound.grant.secrets
         names = [key_id_of(sealed)] if sealed else []
         names += [key_id_of_mark(bound.seal)] if bound.seal else []
-        return any(name not in self._ring.key_ids for name in names)
+        return tuple(sorted({name for name in names if name not in self._ring.key_ids}))

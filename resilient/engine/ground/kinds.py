@@ -81,6 +81,35 @@ def value_of(adapter: TypeAdapter[Any], stored: Any) -> Any:
     return _from_json(adapter, stored, by_alias=not _is_ambiguous(adapter), by_name=True)
 
 
+def result_of(adapter: TypeAdapter[Any], stored: Any) -> Any:
+    """A handler's result from decoded JSON. Its computed fields are stored too: a model that forbids extras takes it.
+
+    Raises `ValidationError` for what is no such result.
+    """
+    try:
+        return value_of(adapter, stored)
+    except ValidationError as error:
+        rest = json.loads(json.dumps(stored))
+        for one in error.errors(include_url=False, include_context=False, include_input=False):
+            if one["type"] == "extra_forbidden":
+                _leave_out(rest, one["loc"])
+        value = None if rest == stored else value_of(adapter, rest)
+        if rest == stored or json.loads(_UNTYPED.dump_json(value)) != stored:
+            raise
+        return value
+
+
+def _leave_out(document: Any, place: Sequence[int | str]) -> None:
+    """Delete what stands at a place of decoded JSON, if something does."""
+    *before, last = place
+    for step in before:
+        if step in document if isinstance(document, dict) else isinstance(document, list) and isinstance(step, int):
+            document = document[step]
+        # else it names a part of the model, such as one of several types
+    if isinstance(document, dict):
+        document.pop(last, None)
+
+
 def value_of_foreign(adapter: TypeAdapter[Any], raw: Any) -> Any:
     """The same from what a provider sent: its fields are named as the model says."""
     return _from_json(adapter, raw)

@@ -26,7 +26,7 @@ from resilient.core.jobs.workflow import OVER, StepFacts, WorkflowInfo, Workflow
 from resilient.engine.ground import sessions
 from resilient.engine.ground.audited import audited
 from resilient.engine.ground.encoder import JobRequest, with_trace
-from resilient.engine.ground.kinds import Handler, Kind, value_of
+from resilient.engine.ground.kinds import Handler, Kind, result_of
 from resilient.engine.ground.sessions import CallersSession, SyncFacade, Transactions, blocking
 from resilient.engine.jobs import queue
 from resilient.store.db.dialect import SHORT_LOCK_WAIT, is_lock_timeout
@@ -581,7 +581,7 @@ def _decoded(handlers: Mapping[str, Handler[Any, Any]], one: StepInfo, result: A
     """The stored JSON as what the handler says it returns."""
     handler = handlers.get(one.kind)
     model = None if handler is None else _returns(handler)
-    return result if model is None else value_of(TypeAdapter(model), result)
+    return result if model is None else result_of(TypeAdapter(model), result)
 
 
 def _returns(handler: Handler[Any, Any]) -> Any:

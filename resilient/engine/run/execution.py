@@ -21,6 +21,7 @@ import contextlib
 import json
 import math
 import threading
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -37,7 +38,6 @@ from resilient.wire.requests.sockets import Line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
-    from concurrent.futures import Future
     from datetime import datetime
     from uuid import UUID
 
@@ -107,17 +107,18 @@ class WorkerLoop:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, for a handler in a thread, and wait for it. Raises `LostLease` without one."""
         loop, future = self._loop, self.send(coroutine)
-        if loop is None or future is None:
-            raise LostLease(f"worker {self._worker_id} has stopped")
-        while True:
+        while loop is not None and future is not None:
             try:
                 return future.result(LOOP_LOOK)
+            except CancelledError:  # of all tasks, by a program that ends: no mistake of the handler's
+                break
             except TimeoutError:
-                if future.done():  # just now, or the error is the coroutine's own
+                if future.done() and not future.cancelled():  # just now, or the error is the coroutine's own
                     return future.result()
                 if loop.is_closed():  # nobody will ever run it
                     coroutine.close()
-                    raise LostLease(f"worker {self._worker_id} has stopped") from None
+                    break
+        raise LostLease(f"worker {self._worker_id} has stopped")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

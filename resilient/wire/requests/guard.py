@@ -19,8 +19,9 @@ import httpx
 
 from resilient.core.base.errors import Failure, FailureKind, Permanent
 from resilient.core.base.hosts import denied
+from resilient.core.base.loggers import apart
 from resilient.core.base.loops import PerLoop
-from resilient.wire.requests.sockets import Backend, end_of, share_of
+from resilient.wire.requests.sockets import Backend, addresses_of, end_of, in_order, share_of, unresolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -30,19 +31,64 @@ if TYPE_CHECKING:
 #
 # Names that accounts chose are looked up in threads of their own. The owner of a name owns its name server, too, and
 # may keep that silent for half a minute. No thread that others need may wait for it, and the event loop's own threads
-# look up the names of all others. A name is looked up once for all who want it at the same time, and at most
-# `MOST_LOOKUPS` names are looked up at once; the threads end with the process.
+# look up the names of all others. A name is looked up once for all who want it at the same time; the threads end with
+# the process.
+#
+# At most `MOST_LOOKUPS` names are looked up at once. A lookup that takes longer than `SOON` gives its place back, as
+# long as no more than `MOST_SILENT` have done so. Its host then has no place among the others until it answers as
+# soon as they do: such hosts wait for each other. So silent hosts keep nobody else waiting for longer than that.
 
 Rows: TypeAlias = "list[tuple[Any, ...]]"
 MOST_LOOKUPS: Final = 64  # threads, of one event loop
+MOST_SILENT: Final = 64  # further threads, which gave their places back
+MOST_AGAIN: Final = 16  # further threads, for hosts that were silent before
+SOON: Final = 2.0  # seconds in which a name server answers
+_MOST_REMEMBERED: Final = 10_000  # hosts
 
 
 class _Lookups:
     """The lookups of one event loop."""
 
     def __init__(self) -> None:
-        self.room = asyncio.Semaphore(MOST_LOOKUPS)
+        self.places, self.places_again = asyncio.Semaphore(MOST_LOOKUPS), asyncio.Semaphore(MOST_AGAIN)
         self.under_way: dict[tuple[str, int], asyncio.Future[Rows]] = {}
+        self.silent: dict[str, None] = {}  # hosts, the oldest first
+        self.given_back = 0  # places of lookups that are under way
+
+    def remember(self, host: str) -> None:
+        """A host was silent."""
+        self.silent.pop(host, None)
+        if len(self.silent) >= _MOST_REMEMBERED:
+            del self.silent[next(iter(self.silent))]
+        self.silent[host] = None
+
+
+class _Place:
+    """The place of one lookup among those that are under way."""
+
+    def __init__(self, lookups: _Lookups, host: str) -> None:
+        self._lookups, self._host = lookups, host
+        self._is_again = host in lookups.silent
+        self.room = lookups.places_again if self._is_again else lookups.places
+        self._is_given_back = self._is_late = False
+
+    def be_late(self) -> None:
+        """It takes longer than `SOON`."""
+        self._is_late = True
+        self._lookups.remember(self._host)
+        if not self._is_again and self._lookups.given_back < MOST_SILENT:
+            self._is_given_back = True
+            self._lookups.given_back += 1
+            self.room.release()
+
+    def end(self) -> None:
+        """It has ended."""
+        if self._is_given_back:
+            self._lookups.given_back -= 1
+        else:
+            self.room.release()
+        if not self._is_late:
+            self._lookups.silent.pop(self._host, None)
 
 
 _of_loops: Final = PerLoop(_Lookups)
@@ -53,22 +99,27 @@ async def look_up(host: str, port: int) -> Rows:
     loop = asyncio.get_running_loop()
     lookups, name = _of_loops.of(loop), (host, port)
     if name not in lookups.under_way:
+        place = _Place(lookups, host)
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(lookups.room)
+            await stack.enter_async_context(place.room)
             if name not in lookups.under_way:
-                lookups.under_way[name] = _start(loop, lookups, name)
+                lookups.under_way[name] = _start(loop, lookups, name, place)
                 stack.pop_all()  # the end of the lookup releases the semaphore
     return await asyncio.shield(lookups.under_way[name])
 
 
-def _start(loop: asyncio.AbstractEventLoop, lookups: _Lookups, name: tuple[str, int]) -> asyncio.Future[Rows]:
+def _start(
+    loop: asyncio.AbstractEventLoop, lookups: _Lookups, name: tuple[str, int], place: _Place
+) -> asyncio.Future[Rows]:
     answer: asyncio.Future[Rows] = loop.create_future()
     # asyncio warns of an error that nobody reads, and all who waited may be gone
     answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+    timer = loop.call_later(SOON, place.be_late, context=apart())
 
     def end(rows: Rows | None, error: Exception | None) -> None:
+        timer.cancel()
         del lookups.under_way[name]
-        lookups.room.release()
+        place.end()
         if error is not None:
             answer.set_exception(error)
         else:
@@ -174,7 +225,7 @@ class PublicNetworkSync(httpcore.NetworkBackend):
         """Resolve, check, connect; see `Backend.connect_tcp`. Raises `AddressDenied`."""
         error: Exception | None = None
         end = end_of(timeout)
-        addresses = _resolve_sync(host, port)
+        addresses = _require_public(host, addresses_of(host, port, timeout))
         for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
                 return self._network.connect_tcp(address, port, share_of(end, untried), local_address, socket_options)
@@ -202,24 +253,8 @@ async def resolved(
     try:
         rows = await look_up(host, port)
     except (OSError, UnicodeError) as error:
-        raise _unresolved(host, error) from error
-    return _require_public(host, _addresses(rows), allow, refusal)
-
-
-def _resolve_sync(host: str, port: int) -> Sequence[str]:
-    try:
-        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise _unresolved(host, error) from error
-    return _require_public(host, _addresses(rows))
-
-
-def _addresses(rows: Iterable[tuple[Any, ...]]) -> list[str]:
-    return list(dict.fromkeys(str(row[4][0]) for row in rows))
-
-
-def _unresolved(host: str, error: Exception) -> httpcore.ConnectError:
-    return httpcore.ConnectError(f"{host!r} cannot be resolved: {error}")
+        raise unresolved(host, error) from error
+    return _require_public(host, in_order(rows), allow, refusal)
 
 
 def _require_public(

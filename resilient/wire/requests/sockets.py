@@ -9,11 +9,13 @@ ones. Idle connections in a pool are left alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import httpcore
 
@@ -125,6 +127,74 @@ def share_of(end: float | None, untried: int) -> float | None:
     return None if end is None else max(_LEAST, (end - time.monotonic()) / untried)
 
 
+# -- names ------------------------------------------------------------------------------------------------------------
+#
+# No thread can end a lookup that a silent name server keeps. So another thread makes it, for all who want that name at
+# the time, and whoever waits for it does not wait for longer than its time to connect.
+
+Rows: TypeAlias = "list[tuple[Any, ...]]"
+
+
+class _Lookups:
+    """The lookups of a process's threads."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+        if hasattr(os, "register_at_fork"):  # not on Windows, which forks nothing
+            os.register_at_fork(after_in_child=self.begin_anew)
+
+    def begin_anew(self) -> None:
+        """Forget those of the parent, whose threads a child has not."""
+        self._lock = threading.Lock()
+        self._under_way: dict[tuple[str, int], Future[Rows]] = {}
+
+    def ask(self, host: str, port: int) -> Future[Rows]:
+        """The lookup of a name, which is begun unless it is under way."""
+        name = host, port
+        with self._lock:
+            if (answer := self._under_way.get(name)) is None:
+                answer = Future()
+                threading.Thread(target=self._ask, args=[name, answer], name="resilient-lookup", daemon=True).start()
+                self._under_way[name] = answer
+        return answer
+
+    def _ask(self, name: tuple[str, int], answer: Future[Rows]) -> None:
+        rows, failure = list[tuple[Any, ...]](), None
+        try:
+            rows = socket.getaddrinfo(*name, type=socket.SOCK_STREAM)
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+            failure = error
+        with self._lock:
+            self._under_way.pop(name, None)
+        if failure is not None:
+            answer.set_exception(failure)
+        else:
+            answer.set_result(rows)
+
+
+_LOOKUPS: Final = _Lookups()
+
+
+def addresses_of(host: str, port: int, timeout: float | None) -> list[str]:
+    """The addresses of a host, looked up within ``timeout``. Raises `httpcore.ConnectError`, `ConnectTimeout`."""
+    try:
+        return in_order(_LOOKUPS.ask(host, port).result(timeout))
+    except TimeoutError:
+        raise httpcore.ConnectTimeout(f"nobody says where {host!r} is") from None
+    except (OSError, UnicodeError) as error:  # a label of more than 63 characters is no OSError
+        raise unresolved(host, error) from error
+
+
+def in_order(rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    """The addresses of a lookup's rows, each once."""
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+
+
+def unresolved(host: str, error: Exception) -> httpcore.ConnectError:
+    """The error for a host that has no address."""
+    return httpcore.ConnectError(f"{host!r} cannot be resolved: {error}")
+
+
 class Backend(httpcore.NetworkBackend):
     """httpcore's own for threads: each operation is on the thread's line, and a host's addresses share its time."""
 
@@ -139,18 +209,11 @@ class Backend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        """Try the addresses of a host one after the other; each gets its share of what ``timeout`` leaves them.
-
-        The lookup counts, too, but cannot be ended.
-        """
+        """Try the addresses of a host one after the other; each gets its share of what ``timeout`` leaves them."""
         if line().is_cut:
             raise httpcore.ConnectTimeout(_OVER)
         end = end_of(timeout)
-        try:
-            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # a label of more than 63 characters is no OSError
-            raise httpcore.ConnectError(str(error)) from error
-        addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+        addresses = addresses_of(host, port, timeout)
         for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
                 made = self._inner.connect_tcp(address, port, share_of(end, untried), local_address, socket_options)
