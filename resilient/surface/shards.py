@@ -13,6 +13,7 @@ import contextlib
 import inspect
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from resilient.core.base.errors import DatabaseUnreachable, InvalidInput, ResilientError, SetupError
-from resilient.core.base.loggers import logger
+from resilient.core.base.loggers import logger, shard
 from resilient.core.base.misfit import explained, explained_class
 from resilient.core.base.resource_key import account, check
 from resilient.core.gates.rate_limit import bounded, check_shares, divided, divided_caps, divided_learning, is_shared
@@ -330,7 +331,10 @@ class ShardWorkers:
         """Until all have ended. One that fails takes the others with it, once they have finished what runs."""
         for name, worker in self.workers.items():
             log.info("shard %s is served by worker %s", name, worker.id)
-        tasks = {asyncio.create_task(worker.run(signals=False)): name for name, worker in self.workers.items()}
+        tasks = {
+            asyncio.create_task(worker.run(signals=False), context=_context_of(name)): name
+            for name, worker in self.workers.items()
+        }
         errors, running = list[BaseException](), set(tasks)
         try:
             while running:
@@ -371,6 +375,13 @@ class ShardWorkers:
             return
         for worker in self.workers.values():
             (worker.stop if number == 1 else worker.hand_back)()
+
+
+def _context_of(name: str) -> Context:
+    """A copy of the caller's context, in which records say that they are a shard's."""
+    context = copy_context()
+    context.run(shard.set, name)
+    return context
 
 
 def _check(declared: Mapping[str, Shard], of: Any) -> None:

@@ -15,7 +15,7 @@ import logging
 import re
 import textwrap
 import traceback
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final
 
 from resilient.core.base.bounds import LOGGED_TEXT, LOGGED_TRACEBACK
@@ -180,6 +180,8 @@ def _text(arg: object) -> str:
 
 FIELDS: Final = ("job_id", "kind", "resource_key", "attempt", "trace_id")
 PREFIX: Final = "resilient_"
+SHARD: Final = PREFIX + "shard"  # of a record: the shard of the worker that logs, where a process has several
+shard: Final[ContextVar[str | None]] = ContextVar(SHARD, default=None)
 _ABSENT: Final = {PREFIX + name: None for name in FIELDS}
 
 
@@ -226,4 +228,5 @@ class _Labelling:
         if job is not None:
             vars(record).update({PREFIX + name: value for name, value in job.log_fields().items()})
         record.resilient_trace_id = current_id()
+        setattr(record, SHARD, shard.get())
         return record

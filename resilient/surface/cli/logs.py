@@ -25,7 +25,7 @@ import typer
 
 from resilient.core.base.bounds import LOGGED_TEXT, LOGGED_TRACEBACK
 from resilient.core.base.errors import InvalidInput, ResilientError
-from resilient.core.base.loggers import FIELDS, MASK, PREFIX, label_records, logger, masked
+from resilient.core.base.loggers import FIELDS, MASK, PREFIX, SHARD, label_records, logger, masked
 from resilient.core.base.phrases import brief, in_json, plain
 from resilient.surface.cli.exits import line_of, status_of
 from resilient.surface.cli.hints import hinted
@@ -103,7 +103,9 @@ class _Formatter(logging.Formatter):
 
     def _line(self, record: logging.LogRecord) -> str:
         record.message = _message(record)  # as every formatter does: others who handle the record read it
-        return _safe(hinted(record.message, self._options))
+        name = getattr(record, SHARD, None)
+        options = self._options if name is None or "--shard" in self._options else {**self._options, "--shard": name}
+        return _safe(hinted(record.message, options))
 
 
 class JsonFormatter(_Formatter):
