@@ -115,6 +115,8 @@ class World:
             words["after"] = after
         if words.get("unique_key"):
             words["unique_key"] += f"-{kind.kind}" + ("-lane" if words.get("ordering_key") else "")
+        else:  # the engine refuses them
+            words = {name: word for name, word in words.items() if name not in ("on_conflict", "while_running")}
         try:
             done = await self.app.enqueue(kind, n, resource_key=key, **words)
         except DuplicateJob:

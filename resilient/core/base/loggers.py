@@ -228,5 +228,6 @@ class _Labelling:
         if job is not None:
             vars(record).update({PREFIX + name: value for name, value in job.log_fields().items()})
         record.resilient_trace_id = current_id()
-        setattr(record, SHARD, shard.get())
+        if (name := shard.get()) is not None:
+            setattr(record, SHARD, name)
         return record
