@@ -173,6 +173,21 @@ async def compacted_topic():
     server.close()
 
 
+@asynccontextmanager
+async def published(app):
+    """A worker has published all that may be; it ends, and the app with it, behind the block."""
+    task = asyncio.create_task(app.worker().run(signals=False))
+
+    async def is_done():
+        return len(await app.outbox.list(type="order.made", state="succeeded")) == ALLOWED
+
+    await until(is_done)
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await app.close()
+
+
 @pytest.mark.parametrize("started_with", [nats, nats_without_a_stream, redis, redis_cluster, rabbitmq, compacted_topic])
 async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite_url):
     """Not for the time of a circuit, nor with an error that says that the broker were away."""
@@ -184,23 +199,14 @@ async def test_what_may_not_be_published_holds_up_no_others(started_with, sqlite
             for n in range(ALLOWED):
                 app.outbox.publish(s, Ordered(number=n), key=f"k{n}", to=["there"])
             s.commit()
-        worker = app.worker()
-        task = asyncio.create_task(worker.run(signals=False))
-
-        async def is_done():
-            return len(await app.outbox.list(type="order.made", state="succeeded")) == ALLOWED
-
-        await until(is_done)
-        refused = await app.outbox.list(type="bill.made")
-        assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
-        assert not {"dead", "succeeded"} & {str(one.state) for one in refused}
-        told = [one.last_error for one in refused if one.last_error]
-        assert told
-        of_one = ("did not take", "over one event", "no JetStream stream", "but other events")
-        assert all(any(part in one for part in of_one) for one in told), told
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await app.close()
+        async with published(app):
+            refused = await app.outbox.list(type="bill.made")
+            assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
+            assert not {"dead", "succeeded"} & {str(one.state) for one in refused}
+            told = [one.last_error for one in refused if one.last_error]
+            assert told
+            of_one = ("did not take", "over one event", "no JetStream stream", "but other events")
+            assert all(any(part in one for part in of_one) for one in told), told
 
 
 async def test_a_denied_routing_key_that_the_broker_cuts_off():
@@ -231,18 +237,9 @@ async def test_routing_keys_that_are_denied_for_the_first_time_charge_no_others(
                 if n % 4 == 0:
                     app.outbox.publish(s, Billed(number=n), key=f"bill.{n}", to=["there"])
             s.commit()
-        worker = app.worker()
-        task = asyncio.create_task(worker.run(signals=False))
-
-        async def is_done():
-            return len(await app.outbox.list(type="order.made", state="succeeded")) == ALLOWED
-
-        await until(is_done)
-        assert {one.attempts for one in await app.outbox.list(type="order.made")} == {0}  # charged
-        assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await app.close()
+        async with published(app):
+            assert {one.attempts for one in await app.outbox.list(type="order.made")} == {0}  # charged
+            assert [one.breaker for one in await app.resources.list() if one.key == "outbox/there"] in ([], ["closed"])
 
 
 async def test_many_denied_events_do_not_look_like_a_broker_that_is_away():
