@@ -163,3 +163,19 @@ async def test_no_more_places_are_given_back_than_there_are(silent, monkeypatch)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_thread_that_cannot_start_keeps_its_place_for_the_next(monkeypatch):
+    """Its place came back twice, once more with each such failure."""
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(guard, "SOON", 0.0)
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        await guard.look_up("localhost", 1)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    lookups = guard._of_loops.of(asyncio.get_running_loop())
+    assert (lookups.places._value, lookups.given_back, lookups.under_way) == (guard.MOST_LOOKUPS, 0, {})

@@ -114,7 +114,6 @@ def _start(
     answer: asyncio.Future[Rows] = loop.create_future()
     # asyncio warns of an error that nobody reads, and all who waited may be gone
     answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-    timer = loop.call_later(SOON, place.be_late, context=apart())
 
     def end(rows: Rows | None, error: Exception | None) -> None:
         timer.cancel()
@@ -135,6 +134,7 @@ def _start(
             loop.call_soon_threadsafe(end, rows, failure)
 
     threading.Thread(target=ask, name="resilient-lookup", daemon=True).start()
+    timer = loop.call_later(SOON, place.be_late, context=apart())  # of a thread that runs: else nothing would end it
     return answer
 
 
